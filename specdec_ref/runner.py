@@ -1,0 +1,93 @@
+"""A model with its KV cache: what the decoding loop talks to, and all that it knows of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec_ref.errors import UsageError
+from specdec_ref.kv_cache import KVCache
+from specdec_ref.model import Decoder
+
+
+class LanguageModel(Protocol):
+    """The contract of a target or draft: score tokens that follow the ones held, and forget the last ones.
+
+    Attributes:
+        vocab_size: V, the width of the logits.
+        capacity: most tokens it can hold.
+        length: tokens it holds now.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+    def forward(self, tokens: Sequence[int]) -> Tensor:
+        """Append T tokens and return their next-token logits [T, V]."""
+        ...
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append tokens whose logits nobody needs."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget everything from position `length` on; O(1)."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything, also a failed step."""
+        ...
+
+
+class Runner:
+    """Runs a `Decoder` over a static cache.
+
+    Args:
+        model: the decoder; its dtype is the cache's.
+        context: capacity in tokens (clipped to the positions the model was trained for).
+        vocab_size: real vocabulary; logits beyond it (padding rows of the head) are cut off. Default: all rows.
+        chunk: tokens per prefill pass. Bounds the memory of a long prompt (its attention scores grow with chunk x length).
+    """
+
+    def __init__(self, model: Decoder, context: int = 2048, *, vocab_size: int | None = None, chunk: int = 256) -> None:
+        if context < 1:
+            raise UsageError(f"context must be at least 1 token, got {context}")
+        self.model = model
+        self.cache = KVCache(model.config, min(context, model.config.max_position_embeddings), model.dtype)
+        self.vocab_size = vocab_size or model.config.vocab_size
+        self.chunk = chunk
+
+    @property
+    def capacity(self) -> int:
+        return self.cache.capacity
+
+    @property
+    def length(self) -> int:
+        return self.cache.length
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[int]) -> Tensor:
+        """tokens (T of them) -> logits [T, V] in the model's dtype. A reduced head returns its own rows."""
+        logits = self.model(torch.tensor(tokens), self.cache)
+        return logits if self.model.head_ids is not None else logits[:, : self.vocab_size]
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Fill the cache with tokens, `chunk` at a time, computing no logits."""
+        for start in range(0, len(tokens), self.chunk):
+            self.model.hidden_states(torch.tensor(tokens[start : start + self.chunk]), self.cache)
+
+    def truncate(self, length: int) -> None:
+        """See `KVCache.truncate`."""
+        self.cache.truncate(length)
+
+    def reset(self) -> None:
+        """See `KVCache.reset`."""
+        self.cache.reset()

@@ -1,0 +1,1 @@
+"""Help for the notebooks: checks, figures, widgets, and the tools that keep the stored notebooks true."""
