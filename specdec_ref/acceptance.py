@@ -20,7 +20,9 @@ from specdec_ref.sampling import Sampling, distribution, draw
 Kind = Literal["correction", "bonus", "plain"]
 
 
-def accept_or_resample(p: Tensor, q: Tensor, token: int, u_accept: float, u_resample: float) -> tuple[bool, int]:
+def accept_or_resample(
+    p: Tensor, q: Tensor, token: int, u_accept: float, u_resample: float
+) -> tuple[bool, int]:
     """Judge one drafted token; the token returned is distributed exactly as p, whatever q was.
 
     Accept with probability min(1, p[token] / q[token]). On rejection draw from the residual max(p - q, 0), which holds
@@ -76,7 +78,14 @@ class Verifier(Protocol):
     """Turns one target pass over K drafted tokens into n accepted tokens and one more."""
 
     def __call__(
-        self, logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Uniforms, *, round_index: int, emitted: int
+        self,
+        logits: Tensor,
+        draft: Draft,
+        sampling: Sampling,
+        uniforms: Uniforms,
+        *,
+        round_index: int,
+        emitted: int,
     ) -> Verdict:
         """Judge a round.
 

@@ -145,12 +145,16 @@ class _Text:
         self.finished: FinishReason | None = None
         self._eos, self._stop_when, self._on_token = frozenset(eos_ids), stop_when, on_token
         if not self.tokens:
-            raise UsageError("the prompt has no tokens", fix="begin with at least the model's beginning-of-text token")
+            raise UsageError(
+                "the prompt has no tokens", fix="begin with at least the model's beginning-of-text token"
+            )
         if max_new_tokens < 0:
             raise UsageError(f"max_new_tokens must be >= 0, got {max_new_tokens}")
         bad = next((t for t in self.tokens if not 0 <= t < target.vocab_size), None)
         if bad is not None:
-            raise UsageError(f"token id {bad} is outside the vocabulary of {target.vocab_size}", where="prompt")
+            raise UsageError(
+                f"token id {bad} is outside the vocabulary of {target.vocab_size}", where="prompt"
+            )
         space = target.capacity - len(self.tokens)
         if space < 0:
             raise UsageError(

@@ -83,7 +83,9 @@ class KVCache:
         """
         self._refuse_if_poisoned()
         if not 0 <= length <= self.length:
-            raise CacheError(f"cannot roll back to {length}: the cache holds {self.length} tokens", where="KV cache")
+            raise CacheError(
+                f"cannot roll back to {length}: the cache holds {self.length} tokens", where="KV cache"
+            )
         self.length = length
 
     def reset(self) -> None:
@@ -96,5 +98,7 @@ class KVCache:
     def _refuse_if_poisoned(self) -> None:
         if self._writing:
             raise CacheError(
-                "an earlier step failed halfway, so the cache's contents cannot be trusted", where="KV cache", fix="call reset()"
+                "an earlier step failed halfway, so the cache's contents cannot be trusted",
+                where="KV cache",
+                fix="call reset()",
             )

@@ -33,10 +33,18 @@ def _weight_first_padded(x: Tensor, weight: Tensor) -> Tensor:
     return torch.mm(weight, x.expand(2, -1).t())[:, :1].t()
 
 
+def _row_blocks(x: Tensor, weight: Tensor) -> Tensor:
+    # One small product per block of rows, spread over the threads: some libraries split a single tall one badly.
+    blocks = next(n for n in (16, 8, 4, 2, 1) if weight.shape[0] % n == 0)
+    y = torch.bmm(weight.view(blocks, -1, weight.shape[1]), x.t().expand(blocks, -1, -1))
+    return y.flatten(0, 1).t()
+
+
 FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x @ W.T": _row_major,
     "(W @ x.T).T": _weight_first,
     "(W @ [x x].T).T, first column": _weight_first_padded,
+    "(W @ x.T).T by blocks of rows": _row_blocks,
 }
 """Equivalent formulations of `x @ weight.T` for x [T, in] and weight [out, in]; the last one only for T = 1."""
 
@@ -77,7 +85,10 @@ def _time_forms(dtype: torch.dtype, tokens: int) -> dict[str, float]:
 
 def report() -> dict[str, str]:
     """The formulations chosen so far, as `{"float32 T=1": "x @ W.T", …}`, for `specdec doctor` and benchmark files."""
-    return {f"{str(dtype).removeprefix('torch.')} T={tokens}": form for (dtype, tokens), form in sorted(_chosen.items(), key=str)}
+    return {
+        f"{str(dtype).removeprefix('torch.')} T={tokens}": form
+        for (dtype, tokens), form in sorted(_chosen.items(), key=str)
+    }
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -105,7 +105,9 @@ class Costs:
         if drafted in self.v:
             return drafted * self.c + self.v[drafted]
         known = sorted(self.v)
-        low, high = (known[-2], known[-1]) if drafted > known[-1] else (max(k for k in known if k < drafted),) * 2
+        low, high = (
+            (known[-2], known[-1]) if drafted > known[-1] else (max(k for k in known if k < drafted),) * 2
+        )
         if low == high:
             high = min(k for k in known if k > drafted)
         slope = (self.v[high] - self.v[low]) / (high - low)
@@ -170,7 +172,11 @@ class BreakEvenGate:
             if done.reason == "gate":
                 self._plain_left -= 1
             return
-        cost = self.costs.round_cost(len(done.drafted)) if self.costs else timing.total / (self._plain_seconds or timing.total)
+        cost = (
+            self.costs.round_cost(len(done.drafted))
+            if self.costs
+            else timing.total / (self._plain_seconds or timing.total)
+        )
         self._tokens = self._tokens * self.decay + len(done.emitted)
         self._cost = self._cost * self.decay + cost
         self._seen += 1

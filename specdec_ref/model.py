@@ -57,8 +57,20 @@ class ModelConfig:
     @property
     def body_parameters(self) -> int:
         """Parameters read for every token, embedding and head left out."""
-        d, h, g, e, f = self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.intermediate_size
-        attention = d * (h + 2 * g) * e + h * e * d + (h + 2 * g) * e * self.qkv_bias + d * self.o_bias + 2 * e * self.qk_norm
+        d, h, g, e, f = (
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.intermediate_size,
+        )
+        attention = (
+            d * (h + 2 * g) * e
+            + h * e * d
+            + (h + 2 * g) * e * self.qkv_bias
+            + d * self.o_bias
+            + 2 * e * self.qk_norm
+        )
         return self.num_hidden_layers * (attention + 3 * d * f + (2 * f + d) * self.mlp_bias + 2 * d) + d
 
     @property
@@ -141,7 +153,11 @@ class Decoder(nn.Module):
 
         def take(name: str, *shape: int) -> Tensor:
             if name not in tensors:
-                raise CheckpointError(f"tensor {name!r} is missing", where=where, fix="the file is incomplete or another model's")
+                raise CheckpointError(
+                    f"tensor {name!r} is missing",
+                    where=where,
+                    fix="the file is incomplete or another model's",
+                )
             tensor = tensors[name]
             if tuple(tensor.shape) != shape:
                 raise CheckpointError(
@@ -150,7 +166,9 @@ class Decoder(nn.Module):
                     fix="config.json and the weights are not of the same model",
                 )
             if not torch.isfinite(tensor).all():
-                raise CheckpointError(f"tensor {name!r} holds NaN or infinity", where=where, fix="take a sound copy of the file")
+                raise CheckpointError(
+                    f"tensor {name!r} holds NaN or infinity", where=where, fix="take a sound copy of the file"
+                )
             return tensor
 
         with torch.no_grad():
@@ -187,7 +205,12 @@ class Layer(nn.Module):
         self.down = Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cached: tuple[Tensor, Tensor, int] | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        cached: tuple[Tensor, Tensor, int] | None,
     ) -> Tensor:
         """x [..., T, D] -> [..., T, D]; `cached` is this layer's (keys, values, length) with keys [G, L, E]."""
         x = x + self.out(self._attend(self.attention_norm(x), cos, sin, mask, cached))
@@ -195,7 +218,12 @@ class Layer(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
     def _attend(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cached: tuple[Tensor, Tensor, int] | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        cached: tuple[Tensor, Tensor, int] | None,
     ) -> Tensor:
         c = self.config
         heads, groups, width, tokens = c.num_attention_heads, c.num_key_value_heads, c.head_dim, x.shape[-2]
@@ -222,15 +250,23 @@ class Layer(nn.Module):
         """Fill this block from `take(name, *shape)`, which returns the tensor of that Hugging Face name."""
         c = self.config
         d, f, e = c.hidden_size, c.intermediate_size, c.head_dim
-        sizes = {"q": c.num_attention_heads * e, "k": c.num_key_value_heads * e, "v": c.num_key_value_heads * e}
+        sizes = {
+            "q": c.num_attention_heads * e,
+            "k": c.num_key_value_heads * e,
+            "v": c.num_key_value_heads * e,
+        }
         self.attention_norm.weight.copy_(take("input_layernorm.weight", d))
         self.mlp_norm.weight.copy_(take("post_attention_layernorm.weight", d))
-        self.qkv.weight.copy_(torch.cat([take(f"self_attn.{n}_proj.weight", size, d) for n, size in sizes.items()]))
+        self.qkv.weight.copy_(
+            torch.cat([take(f"self_attn.{n}_proj.weight", size, d) for n, size in sizes.items()])
+        )
         self.out.weight.copy_(take("self_attn.o_proj.weight", d, sizes["q"]))
         self.gate_up.weight.copy_(torch.cat([take(f"mlp.{n}_proj.weight", f, d) for n in ("gate", "up")]))
         self.down.weight.copy_(take("mlp.down_proj.weight", d, f))
         if self.qkv.bias is not None:
-            self.qkv.bias.copy_(torch.cat([take(f"self_attn.{n}_proj.bias", size) for n, size in sizes.items()]))
+            self.qkv.bias.copy_(
+                torch.cat([take(f"self_attn.{n}_proj.bias", size) for n, size in sizes.items()])
+            )
         if self.out.bias is not None:
             self.out.bias.copy_(take("self_attn.o_proj.bias", d))
         if self.gate_up.bias is not None and self.down.bias is not None:
@@ -263,7 +299,9 @@ def rope_table(config: ModelConfig, rows: int, like: Tensor) -> tuple[Tensor, Te
         frequency = frequency / scaling.factor
     elif scaling is not None:  # llama3: keep short wavelengths, divide long ones, blend in between
         turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
-        blend = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+        blend = (
+            (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        ).clamp(0, 1)
         frequency = frequency * (blend + (1 - blend) / scaling.factor)
     angles = torch.outer(torch.arange(rows, dtype=torch.float64), frequency)
     cos, sin = angles.cos(), angles.sin()
@@ -280,5 +318,6 @@ def _causal_mask(start: int, tokens: int, like: Tensor) -> Tensor | None:
     if tokens == 1:
         return None
     hidden = torch.ones(tokens, start + tokens, dtype=torch.bool, device=like.device).triu(start + 1)
-    return torch.zeros(tokens, start + tokens, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
-
+    return torch.zeros(tokens, start + tokens, dtype=like.dtype, device=like.device).masked_fill_(
+        hidden, -torch.inf
+    )

@@ -20,7 +20,12 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     k0, k1 = key
     for _ in range(10):
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK, (product0 >> 32) ^ c3 ^ k1, product0 & _MASK
+        c0, c1, c2, c3 = (
+            (product1 >> 32) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> 32) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 

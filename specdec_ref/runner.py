@@ -56,7 +56,9 @@ class Runner:
         chunk: tokens per prefill pass. Bounds the memory of a long prompt (its attention scores grow with chunk x length).
     """
 
-    def __init__(self, model: Decoder, context: int = 2048, *, vocab_size: int | None = None, chunk: int = 256) -> None:
+    def __init__(
+        self, model: Decoder, context: int = 2048, *, vocab_size: int | None = None, chunk: int = 256
+    ) -> None:
         if context < 1:
             raise UsageError(f"context must be at least 1 token, got {context}")
         self.model = model

@@ -66,6 +66,8 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.greedy:
         return torch.zeros(logits.shape, dtype=torch.float32).index_fill_(0, logits.argmax(), 1.0)
     scaled = logits.float() / sampling.temperature
+    if not torch.isfinite(scaled.max()):  # so cold that the division overflows: the limit is greedy
+        return distribution(logits, Sampling())
     if 0 < sampling.top_k < scaled.numel():
         scaled = _keep_top_k(scaled, sampling.top_k)
     probabilities = scaled.softmax(-1)
@@ -88,7 +90,9 @@ def _keep_top_p(probabilities: Tensor, top_p: float) -> Tensor:
     # Sorting 49k tokens costs milliseconds and the nucleus is nearly always among the first 1024: try those first.
     for count in (min(_CANDIDATES, probabilities.numel()), probabilities.numel()):
         smallest = probabilities.topk(count).values[-1]
-        ids = (probabilities >= smallest).nonzero().flatten()  # ascending, so a stable sort breaks ties by lowest id
+        ids = (
+            (probabilities >= smallest).nonzero().flatten()
+        )  # ascending, so a stable sort breaks ties by lowest id
         ids = ids[probabilities[ids].sort(descending=True, stable=True).indices]
         mass = probabilities[ids].cumsum(0, dtype=torch.float64)
         if count == probabilities.numel() or mass[-1] >= top_p:

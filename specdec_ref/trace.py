@@ -86,7 +86,9 @@ class Telemetry:
     def __add__(self, other: Telemetry) -> Telemetry:
         def add(a: list[int], b: list[int]) -> list[int]:
             width = max(len(a), len(b))
-            return [x + y for x, y in zip(a + [0] * (width - len(a)), b + [0] * (width - len(b)), strict=True)]
+            return [
+                x + y for x, y in zip(a + [0] * (width - len(a)), b + [0] * (width - len(b)), strict=True)
+            ]
 
         merged = {}
         for name, mine in asdict(self).items():

@@ -53,7 +53,9 @@ class ModelDrafter:
         feed = tokens[len(self._held) :]
         for slot in range(min(request.k, room)):
             logits = self._next_logits(feed)
-            if request.confident is not None and not request.confident(float(logits.float().softmax(-1).max())):
+            if request.confident is not None and not request.confident(
+                float(logits.float().softmax(-1).max())
+            ):
                 return draft, "confidence"
             if draft.q is None:
                 row = int(logits.argmax())

@@ -30,7 +30,9 @@ class PromptLookup:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget the old text."""
-        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> where it last ended, the text's own end left out
+        self._ends: dict[
+            tuple[int, ...], int
+        ] = {}  # n-gram -> where it last ended, the text's own end left out
         self._indexed = 0
 
     def propose(self, request: Request) -> tuple[Draft, str | None]:

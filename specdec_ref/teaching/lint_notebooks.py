@@ -83,19 +83,19 @@ def code_cells(notebook: Notebook) -> list[CodeCell]:
 
 
 def check_was_run(notebook: Notebook) -> Iterator[Problem]:
-    """Every code cell was run, from the first to the last, in one go (nbval passes a cell without a count unseen)."""
-    expected = 1
-    for cell in code_cells(notebook):
+    """Every code cell was run, first to last, in one go (nbval passes a cell without a count unseen)."""
+    in_order = True
+    for expected, cell in enumerate(code_cells(notebook), 1):
         count = cell.node.execution_count
         if count is None:
             yield Problem(cell.number, "code cell was never run", "run `make refresh`, or delete the cell")
-        elif count != expected:
+        elif count != expected and in_order:
+            in_order = False  # the first one says it all
             yield Problem(
                 cell.number,
                 f"execution count is {count}, expected {expected}",
                 "run the notebook from a fresh kernel, top to bottom (`make refresh`)",
             )
-        expected += 1
 
 
 def check_no_errors(notebook: Notebook) -> Iterator[Problem]:
@@ -151,20 +151,18 @@ def check_no_addresses(notebook: Notebook) -> Iterator[Problem]:
 def check_logit_digits(notebook: Notebook) -> Iterator[Problem]:
     """No logit with more digits than survive another processor."""
     for cell in code_cells(notebook):
-        pieces = (
-            line
-            for text in cell.texts()
-            for line in (text.split("</table>") if "<table" in text else text.splitlines())
-        )
-        for piece in pieces:
-            found = LONG_FLOAT.search(piece)
-            if found and LOGIT.search(piece):
-                yield Problem(
-                    cell.number,
-                    "output shows a logit with more than 3 decimals",
-                    "round it to 3 decimals or fewer",
-                )
-                break
+        pieces = [piece for text in cell.texts() for piece in _pieces(text)]
+        if any(LOGIT.search(piece) and LONG_FLOAT.search(piece) for piece in pieces):
+            yield Problem(
+                cell.number,
+                "output shows a logit with more than 3 decimals",
+                "round it to 3 decimals or fewer",
+            )
+
+
+def _pieces(text: str) -> list[str]:
+    """What belongs together in an output: a line, or an HTML table, whose heading names what its numbers are."""
+    return text.split("</table>") if "<table" in text else text.splitlines()
 
 
 def check_ignored_outputs(notebook: Notebook) -> Iterator[Problem]:
@@ -341,9 +339,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"lint_notebooks: {what}", file=sys.stderr)
         return 2
     problems = [problem.line(path) for path in notebooks for problem in lint(path)]
-    print(*problems, sep="\n") if problems else print(
-        f"lint_notebooks: {len(notebooks)} notebooks, no problems"
-    )
+    if problems:
+        print(*problems, sep="\n")
+    else:
+        print(f"lint_notebooks: {len(notebooks)} notebook{'s' * (len(notebooks) != 1)}, no problems")
     return 1 if problems else 0
 
 

@@ -1,0 +1,1 @@
+"""The kit's benchmarks: each compares in one run and returns plain data."""

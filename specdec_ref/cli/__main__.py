@@ -1,0 +1,5 @@
+"""`python -m specdec_ref.cli` is the `specdec` command."""
+
+from specdec_ref.cli import main
+
+main()

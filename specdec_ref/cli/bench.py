@@ -1,0 +1,59 @@
+"""`specdec bench …`: measurements, each a table on the screen and a JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specdec_ref.cli.options import DraftName, Json, Target, check_writable, header, write_json
+
+app = typer.Typer(help="Measure: every command prints a table and writes JSON.", no_args_is_help=True)
+
+REFERENCE_HELP = """Plain against speculative decoding over a prompt set, in the PyTorch reference.
+
+Example: specdec bench reference --json build/bench_reference.json"""
+
+
+@app.command("reference", help=REFERENCE_HELP)
+def reference(
+    json: Json = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One prompt per class, 32 tokens: a smoke test.")
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A .jsonl file or a folder of them; default: the kit's own.")
+    ] = None,
+    target: Target = "smollm2-135m",
+    draft: DraftName = "lookup+draft",
+    lookahead: Annotated[
+        str, typer.Option(help="K, or auto: the best by measured costs and acceptance.")
+    ] = "auto",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Time limit; prompts left out are counted in the result.")
+    ] = 9.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Run the reference benchmark."""
+    check_writable(json)
+    from specdec_ref.bench.reference import Settings, print_report, run_reference
+    from specdec_ref.cli.generate import parse_lookahead
+    from specdec_ref.prompts import load_prompts
+
+    if lookahead != "auto":
+        parse_lookahead(lookahead)
+    settings = Settings(
+        target=target,
+        draft=draft,
+        lookahead=None if lookahead == "auto" else int(lookahead),
+        max_new_tokens=32 if quick else max_new_tokens,
+        per_class=1 if quick else None,
+        minutes=minutes,
+        seed=seed,
+    )
+    report = header(seed) | run_reference(load_prompts(prompts), settings)
+    print_report(report)
+    if json is not None:
+        write_json(json, report)

@@ -1,0 +1,132 @@
+"""The model card of a draft, written from the run's own JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec_ref.distill.config import DraftConfig
+from specdec_ref.model import ModelConfig
+
+
+def model_card(
+    folder: str,
+    name: str,
+    draft: DraftConfig,
+    config: ModelConfig,
+    size: int,
+    trained: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    data: Mapping[str, Any],
+) -> str:
+    """Return the README of a draft's folder.
+
+    Args:
+        folder: its name.
+        name: of the draft in the run.
+        draft, config: its shape.
+        size: bytes of the weights' file.
+        trained, evaluated, data: `train.json`, `eval.json` and `data/manifest.json`; empty where a stage has not run.
+    """
+    figures: Mapping[str, Any] = next((d for d in evaluated.get("drafts", []) if d["name"] == name), {})
+    run = dict(trained.get("config") or {})
+    lines = [
+        f"# {folder}",
+        "",
+        f"A draft for speculative decoding with **{run.get('target', 'its target')}**. It is not a model to talk to: its one use is to",
+        "guess cheaply what that target says next. Whatever it proposes, the target decides.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| architecture | Llama: {draft.layers} layers, width {draft.width}, {draft.heads} query and {draft.kv_heads} key/value heads of "
+        f"{draft.head_dim}, SwiGLU {draft.ff}, RoPE base {draft.rope_theta:,.0f} |",
+        f"| parameters | {config.body_parameters / 1e6:.2f} M in the body; embedding {config.vocab_size:,} x {draft.width}, tied |",
+        f"| output head | the {config.head_rows:,} tokens most frequent in the data; no other is ever proposed |",
+        f"| cost | {_share(figures.get('c_params'))} of the target's parameters touched per token |",
+        "| precision | bfloat16; embedding int8 with one float16 scale a row |",
+        f"| size | {size / 1e6:.1f} MB |",
+        "| licence | Apache-2.0, like its target |",
+        "",
+        "## Data",
+        "",
+        f"{data.get('tokens', 0) / 1e6:.1f} M tokens in texts of {data.get('tokens_per_row', 0)}, written by the target itself: "
+        f"{_roles(data)}. No corpus was used. User turns begin with",
+        "the openers in `specdec_ref/distill/openers.py`, which share no beginning with the evaluation prompts (tested).",
+        f"Seed {data.get('seed')}; every shard's seed and SHA-256 are in the run's manifest.",
+        "",
+        "## Training",
+        "",
+        _training(trained),
+        "",
+        f"    specdec distill data  --config {run.get('name', 'h200')}",
+        f"    specdec distill train --config {run.get('name', 'h200')}",
+        "",
+        "## Acceptance on prompts that training never saw",
+        "",
+        *_acceptance(figures, evaluated),
+        "",
+        "## Limits",
+        "",
+        "- English only, like the target, whose biases and errors it imitates.",
+        f"- Trained on positions up to {draft.context:,}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{100 * value:.1f} %"
+
+
+def _roles(data: Mapping[str, Any]) -> str:
+    counts = data.get("tokens_by_role") or {}
+    total = sum(counts.values()) or 1
+    return ", ".join(f"{100 * count / total:.0f} % {role}" for role, count in counts.items())
+
+
+def _training(trained: Mapping[str, Any]) -> str:
+    if not trained:
+        return "Not recorded."
+    c = trained["config"]["train"]
+    held_out = "; ".join(
+        f"{name}: KL {row['kl']:.3f}, overlap {row['alpha']:.3f}, argmax agreement {row['match']:.3f}"
+        for name, row in trained["held_out"].items()
+    )
+    return (
+        f"Distillation of the target's full next-token distribution over the head's tokens: {trained['steps']:,} steps of {c['rows']} texts, "
+        f"{trained['token_visits'] / 1e6:,.0f} M token visits\n({trained['epochs']:.1f} epochs), {trained['seconds'] / 60:.1f} minutes on "
+        f"{trained['processes']} x {trained['device']} ({trained['tokens_per_s'] / 1e3:,.0f} k tokens/s).\nMuon (peak {c['muon_lr']}) for "
+        f"matrices, AdamW ({c['adam_lr']}) for the rest, cosine schedule; total variation joins the KL loss after "
+        f"{100 * c['tv_from']:.0f} % of it.\nWeights averaged with decay {c['ema']}. Seed {trained['config']['seed']}. "
+        f"Held-out synthetic text: {held_out}."
+    )
+
+
+def _acceptance(figures: Mapping[str, Any], evaluated: Mapping[str, Any]) -> list[str]:
+    if not figures:
+        return ["Not measured yet."]
+    classes = sorted(figures["classes"])
+    lines = [
+        f"tau is tokens per target pass, the plain mean over classes; {evaluated.get('prompts')} prompts, {evaluated.get('new_tokens')} new tokens, "
+        "95 % interval by bootstrap over prompts.",
+        "",
+        "| K | greedy | T = 1 |",
+        "|---|---|---|",
+    ]
+    for k in figures["greedy"]:
+        cells = [_cell(figures[mode].get(k)) for mode in ("greedy", "t1")]
+        lines.append(f"| {k} | {cells[0]} | {cells[1]} |")
+    lines += ["", "| K = 4 | " + " | ".join(classes) + " |", "|---" * (len(classes) + 1) + "|"]
+    for mode, label in (("greedy", "greedy"), ("t1", "T = 1")):
+        at4 = figures[mode].get("4")
+        if at4:
+            lines.append(f"| {label} | " + " | ".join(f"{at4['classes'][c]:.2f}" for c in classes) + " |")
+    lines += [
+        "",
+        "Acceptance by position (greedy, K = 4): " + ", ".join(f"{a:.2f}" for a in figures["alpha"]) + ".",
+    ]
+    return lines
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return "–" if row is None else f"{row['tau']:.2f} ({row['ci'][0]:.2f} to {row['ci'][1]:.2f})"

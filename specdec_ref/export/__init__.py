@@ -1,0 +1,1 @@
+"""Taking the kit's models to other runtimes."""

@@ -1,0 +1,63 @@
+"""The first cell of every notebook: one place where warnings are silenced and defaults are set."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import warnings
+
+import torch
+
+_DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
+_NOISY_LOGGERS = (
+    "transformers",
+    "torchao",
+    "coremltools",
+    "executorch",
+    "matplotlib",
+    "httpx",
+    "huggingface_hub",
+)
+
+
+def setup() -> None:
+    """Make a notebook quiet and repeatable; prints nothing and may be called again.
+
+    Warnings that come from how libraries are built rather than from what the learner wrote are silenced here, because
+    stored outputs are compared and stderr is part of them. Gradients are off, seeds are fixed, torch uses the physical
+    cores, and figures share one plain style.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for category in _DEPRECATIONS:
+        warnings.filterwarnings("ignore", category=category)
+    warnings.filterwarnings(
+        "ignore", message=r".*(torchao|cpp extensions|coremltools|scikit-learn version|Torch version).*"
+    )
+    warnings.filterwarnings("ignore", message=r".*IProgress not found.*")
+    for name in _NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_grad_enabled(False)
+    torch.set_printoptions(precision=3, sci_mode=False)
+    torch.set_num_threads(_physical_cores())
+    torch.manual_seed(0)
+    random.seed(0)
+    _figures()
+
+
+def _physical_cores() -> int:
+    """Threads worth using: decoding waits for memory, so a second thread per core only gets in the way."""
+    import psutil
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def _figures() -> None:
+    import matplotlib.pyplot as plt
+
+    from specdec_ref.teaching.figures import STYLE
+
+    plt.rcParams.update(STYLE)
