@@ -1,28 +1,35 @@
-"""Sphinx configuration: the site is made of the executed notebooks, exactly as stored, plus the pages in this folder."""
-
-from __future__ import annotations
+"""The site: the executed notebooks as they are stored, and the API of `specdec_ref`. Built offline."""
 
 import shutil
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-NOTEBOOKS = HERE.parent / "notebooks"
+from specdec_ref import __version__
 
-# Sphinx reads sources below this folder only, so the stored notebooks are copied in; the copy is never edited.
+HERE = Path(__file__).parent
+
+project = "On-device speculative decoding"
+author = "the specdec_ref authors"
+copyright = author
+release = __version__
+
+# Sphinx reads only below this folder, and the notebooks belong at the top: build from a copy.
 shutil.rmtree(HERE / "_notebooks", ignore_errors=True)
-(HERE / "_notebooks").mkdir()
-for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
-    shutil.copy2(notebook, HERE / "_notebooks")
+shutil.copytree(
+    HERE.parent / "notebooks",
+    HERE / "_notebooks",
+    ignore=shutil.ignore_patterns("student", "instructor", ".ipynb_checkpoints"),
+)
 
-project = "specdec_ref"
-author = "the specdec_ref contributors"
-copyright = "the specdec_ref contributors, Apache-2.0"
-extensions = ["myst_nb", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx-mathjax-offline", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
-
-nb_execution_mode = "off"  # show what nbval checked, run nothing
+nb_execution_mode = "off"  # nbval checks the outputs; the site shows the very same ones
+nb_ipywidgets_js = {}  # the widget manager would come from a network; each widget has a static twin
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
-myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
 
 html_theme = "sphinx_book_theme"
-html_title = "On-device speculative decoding"
+html_title = project
+html_static_path = ["_static"]
+templates_path: list[str] = []
+suppress_warnings = ["mystnb.unknown_mime_type"]

@@ -86,6 +86,8 @@ class Decoder(nn.Module):
     gate and up projection: fewer, larger products are closer to the memory bandwidth.
     """
 
+    head_ids: Tensor | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -175,15 +177,16 @@ class Decoder(nn.Module):
             self.embed.copy_(take("model.embed_tokens.weight", c.vocab_size, c.hidden_size))
             self.norm.weight.copy_(take("model.norm.weight", c.hidden_size))
             for index, layer in enumerate(self.layers):
+                assert isinstance(layer, Layer)
                 layer.load(lambda name, *shape, i=index: take(f"model.layers.{i}.{name}", *shape))
-            if c.head_rows is not None:
-                self.head_ids.copy_(take("specdec.head_ids", c.head_rows))
-                if c.tie_word_embeddings:
-                    self.head.weight.copy_(self.embed[self.head_ids])
-                else:
-                    self.head.weight.copy_(take("lm_head.weight", c.head_rows, c.hidden_size))
-            elif self.head is not None:
-                self.head.weight.copy_(take("lm_head.weight", c.vocab_size, c.hidden_size))
+            if self.head_ids is not None:
+                self.head_ids.copy_(take("specdec.head_ids", *self.head_ids.shape))
+            if self.head is not None:
+                rows = self.head.weight.shape[0]
+                tied = c.tie_word_embeddings and self.head_ids is not None
+                self.head.weight.copy_(
+                    self.embed[self.head_ids] if tied else take("lm_head.weight", rows, c.hidden_size)
+                )
         return self
 
 

@@ -90,7 +90,7 @@ class Telemetry:
                 x + y for x, y in zip(a + [0] * (width - len(a)), b + [0] * (width - len(b)), strict=True)
             ]
 
-        merged = {}
+        merged: dict[str, Any] = {}
         for name, mine in asdict(self).items():
             theirs = getattr(other, name)
             merged[name] = mine + theirs if name == "k_trace" or isinstance(mine, int) else add(mine, theirs)

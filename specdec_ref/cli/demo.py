@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,7 +36,7 @@ def run(
     pair = load_pair(target, draft, context=1024)
     ids = pair.prompt_ids(prompt)
     print(f"{pair.name}, float32, greedy, K = {lookahead}\n\nprompt: {prompt}")
-    options = {"lookahead": lookahead, "max_new_tokens": max_new_tokens, "stops": []}
+    options: dict[str, Any] = {"lookahead": lookahead, "max_new_tokens": max_new_tokens, "stops": []}
     plain_pair = replace(pair, drafter=None)
     # One short run of each first: it times the forms of small products and warms the caches up.
     for warm in (plain_pair, pair):

@@ -37,7 +37,7 @@ def run(json: Json = None) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Gather the checks, as `{"machine", "versions", "bandwidth_gb_s", "linear", "checks": [{name, ok, found, fix, required}]}`."""
+    """Gather what the JSON file holds; each of its "checks" is {name, ok, found, fix, required}."""
     import torch
 
     from specdec_ref import linear, paths

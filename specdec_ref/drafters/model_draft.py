@@ -32,8 +32,8 @@ class ModelDrafter:
         self._held: list[int] = []  # the tokens whose keys and values are in the cache
         self._agreed = 0
         ids = runner.model.head_ids
-        self._head_ids = torch.arange(runner.vocab_size) if ids is None else ids
-        self._head_ids = self._head_ids[self._head_ids < vocab_size]
+        rows = torch.arange(runner.vocab_size) if ids is None else ids
+        self._head_ids: Tensor = rows[rows < vocab_size]
         self._reduced = len(self._head_ids) < vocab_size
 
     def begin(self, prompt: Sequence[int]) -> None:

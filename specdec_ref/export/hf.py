@@ -19,7 +19,10 @@ def hf_state_dict(model: Decoder) -> dict[str, Tensor]:
 
     A reduced head is left out: Hugging Face's models score the whole vocabulary, so a tied draft gets its whole embedding.
     """
-    tensors = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm.weight}
+    tensors: dict[str, Tensor] = {
+        "model.embed_tokens.weight": model.embed,
+        "model.norm.weight": model.norm.weight,
+    }
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
         tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in _layer_tensors(layer).items()}
@@ -31,7 +34,7 @@ def hf_state_dict(model: Decoder) -> dict[str, Tensor]:
 def _layer_tensors(layer: Layer) -> dict[str, Tensor]:
     c = layer.config
     rows = [c.num_attention_heads * c.head_dim] + [c.num_key_value_heads * c.head_dim] * 2
-    found = {
+    found: dict[str, Tensor] = {
         "input_layernorm.weight": layer.attention_norm.weight,
         "post_attention_layernorm.weight": layer.mlp_norm.weight,
         "self_attn.o_proj.weight": layer.out.weight,

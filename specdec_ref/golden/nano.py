@@ -102,11 +102,23 @@ def _rows(tokenizer: Tokenizer, count: int) -> Tensor:
     return torch.tensor(rows)
 
 
+def _answers(batch: Tensor) -> Tensor:
+    """True where a token is the assistant's, its <|im_end|> included."""
+    starts = (batch == 1).long().cumsum(-1)
+    header = torch.zeros_like(batch, dtype=torch.bool)
+    header[:, 1:] = batch[:, :-1] == 1
+    header[:, 2:] |= batch[:, :-2] == 1
+    return (starts > 2) & (starts % 2 == 1) & (batch != 1) & ~header
+
+
 def _train_target(rows: Tensor, steps: int) -> Decoder:
     model = _fresh(TARGET_CONFIG, _TARGET_SEED)
 
     def loss(batch: Tensor) -> Tensor:
-        return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        # Only answers count: what the user says next is anyone's guess, and guessing it would be noise to learn from.
+        hidden = model.hidden_states(batch[:, :-1])
+        answers = _answers(batch)[:, 1:]
+        return F.cross_entropy(model.logits(hidden[answers]), batch[:, 1:][answers])
 
     _train(model, loss, rows, steps, learning_rate=6e-3)
     return model

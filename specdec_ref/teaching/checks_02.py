@@ -203,7 +203,11 @@ def test_remarks(attempt: set[str]) -> None:
     named = {str(letter).upper() for letter in attempt}
     wrong, missing = sorted(named - RIGHT_REMARKS), len(RIGHT_REMARKS - named)
     _refuse([f"{letter} is no fault: {_EXCUSES.get(letter, 'there is no such remark')}" for letter in wrong])
-    _refuse([f"all you named are faults; {missing} of the four {'is' if missing == 1 else 'are'} missing"] if missing else [])
+    _refuse(
+        [f"all you named are faults; {missing} of the four {'is' if missing == 1 else 'are'} missing"]
+        if missing
+        else []
+    )
 
 
 _EXCUSES = {

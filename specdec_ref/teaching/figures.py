@@ -44,14 +44,20 @@ def axes(title: str, x: str, y: str, *, size: tuple[float, float] | None = None)
 
 def finish(ax: Axes) -> None:
     """Show the figure that `ax` belongs to and let go of it, so that the cell prints no repr."""
-    figure = ax.figure
-    figure.tight_layout()
-    plt.show()
-    plt.close(figure)  # type: ignore[arg-type]
+    figure = ax.get_figure(root=True)
+    if figure is not None:
+        figure.tight_layout()
+        plt.show()
+        plt.close(figure)
 
 
 def lines(
-    ax: Axes, x: Sequence[float], series: Mapping[str, Sequence[float]], *, level: float | None = None, level_name: str = ""
+    ax: Axes,
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    level: float | None = None,
+    level_name: str = "",
 ) -> Axes:
     """Draw named lines over x, each with its own marker, and a dashed level such as "plain decoding".
 
@@ -70,7 +76,9 @@ def lines(
     return ax
 
 
-def bars(ax: Axes, values: Mapping[str, float], *, form: str = "{:.2f}", colours: Sequence[str] = (BLUE,)) -> Axes:
+def bars(
+    ax: Axes, values: Mapping[str, float], *, form: str = "{:.2f}", colours: Sequence[str] = (BLUE,)
+) -> Axes:
     """Draw horizontal bars, first on top, each with its value written beside it."""
     names = list(values)
     heights = [values[name] for name in names]
@@ -82,7 +90,9 @@ def bars(ax: Axes, values: Mapping[str, float], *, form: str = "{:.2f}", colours
     return ax
 
 
-def boxes(ax: Axes, places: Mapping[str, tuple[float, float]], arrows: Sequence[tuple[str, str, str]]) -> Axes:
+def boxes(
+    ax: Axes, places: Mapping[str, tuple[float, float]], arrows: Sequence[tuple[str, str, str]]
+) -> Axes:
     """Draw a diagram of labelled boxes joined by labelled arrows.
 
     Args:
@@ -95,8 +105,11 @@ def boxes(ax: Axes, places: Mapping[str, tuple[float, float]], arrows: Sequence[
         (x0, y0), (x1, y1) = places[start], places[end]
         arrow = {"arrowstyle": "-|>", "color": GREY, "shrinkA": 34, "shrinkB": 34, "linewidth": 1.3}
         ax.annotate("", xy=(x1, y1), xytext=(x0, y0), arrowprops=arrow)
-        beside = {"va": "bottom", "ha": "center"} if y0 == y1 else {"va": "center", "ha": "left"}
-        ax.text((x0 + x1) / 2 + 0.02 * (y0 != y1), (y0 + y1) / 2 + 0.03, label, fontsize=8, color=INK, **beside)  # type: ignore[arg-type]
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2
+        if y0 == y1:
+            ax.text(x, y + 0.06, label, fontsize=8, color=INK, ha="center", va="bottom")
+        else:
+            ax.text(x + 0.04, y, label, fontsize=8, color=INK, ha="left", va="center")
     for label, (x, y) in places.items():
         ax.text(x, y, label, ha="center", va="center", fontsize=9, bbox=frame)
     ax.set_axis_off()
@@ -106,28 +119,23 @@ def boxes(ax: Axes, places: Mapping[str, tuple[float, float]], arrows: Sequence[
 
 def architecture() -> Figure:
     """What the kit builds, from the models to the phone; returned unshown."""
+    draft, target = "draft model\n(small)", "target model\n(large)"
+    accept, text = "accept or\ncorrect", "text"
+    policy, export = "lookahead policy\n(gate, thermal)", "export: Core ML,\nExecuTorch"
+    engine, phone = "engine: C++,\nSwift, Kotlin", "phone"
+    places = dict(zip((draft, target, accept, text), ((0, 1), (1, 1), (2, 1), (3, 1)), strict=True))
+    places |= dict(zip((policy, export, engine, phone), ((0, 0), (1, 0), (2, 0), (3, 0)), strict=True))
+    arrows = [
+        (draft, target, "K tokens"),
+        (target, accept, "one pass"),
+        (accept, text, "1 … K+1\ntokens"),
+        (policy, draft, "K"),
+        (target, export, "quantise"),
+        (export, engine, "models"),
+        (engine, phone, "package"),
+    ]
     with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(7.4, 3.6))
-        places = {
-            "draft model\n(small)": (0.0, 1.0),
-            "target model\n(large)": (1.0, 1.0),
-            "accept or\ncorrect": (2.0, 1.0),
-            "text": (3.0, 1.0),
-            "lookahead policy\n(gate, thermal)": (0.0, 0.0),
-            "export: Core ML,\nExecuTorch": (1.0, 0.0),
-            "engine: C++,\nSwift, Kotlin": (2.0, 0.0),
-            "phone": (3.0, 0.0),
-        }
-        arrows = [
-            ("draft model\n(small)", "target model\n(large)", "K tokens"),
-            ("target model\n(large)", "accept or\ncorrect", "one pass"),
-            ("accept or\ncorrect", "text", "1 … K+1\ntokens"),
-            ("lookahead policy\n(gate, thermal)", "draft model\n(small)", "K"),
-            ("target model\n(large)", "export: Core ML,\nExecuTorch", "quantise"),
-            ("export: Core ML,\nExecuTorch", "engine: C++,\nSwift, Kotlin", "models"),
-            ("engine: C++,\nSwift, Kotlin", "phone", "package"),
-        ]
+        figure, ax = plt.subplots(figsize=(8.4, 3.4))
         boxes(ax, places, arrows)
-        ax.set_title("notebooks 00–04 (top row), 05–12 (bottom row)")
-        figure.tight_layout()
+        ax.set(title="top: notebooks 00–04; bottom: 05–12", xlim=(-0.5, 3.4), ylim=(-0.4, 1.4))
     return figure

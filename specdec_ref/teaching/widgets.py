@@ -49,7 +49,13 @@ def png(figure: Figure) -> bytes:
 def slider(label: str, value: float, low: float, high: float, step: float) -> Any:
     """A slider with a readable label that redraws when it is let go."""
     return ipywidgets.FloatSlider(
-        value=value, min=low, max=high, step=step, description=label, continuous_update=False, style={"description_width": "12em"}
+        value=value,
+        min=low,
+        max=high,
+        step=step,
+        description=label,
+        continuous_update=False,
+        style={"description_width": "12em"},
     )
 
 
@@ -69,7 +75,11 @@ def break_even_figure(alpha: float = 0.6, c: float = 0.07, v4: float = 1.4, *, l
         ax.bar(ks, speeds, color=[figures.BLUE if s > 1 else figures.GREY for s in speeds])
         ax.axhline(1, color=figures.INK, linestyle="--", linewidth=1)
         verdict = f"best K = {k}: {speed:.2f}x" if k else "does not pay: decode plainly"
-        ax.set(title=f"alpha = {alpha:.2f}, c = {c:.2f}, v(4) = {v4:.2f}: {verdict}", xlabel="K", ylabel="speed over plain")
+        ax.set(
+            title=f"alpha = {alpha:.2f}, c = {c:.2f}, v(4) = {v4:.2f}: {verdict}",
+            xlabel="K",
+            ylabel="speed over plain",
+        )
         ax.set_ylim(0, 3)
         figure.tight_layout()
     return figure
@@ -82,7 +92,9 @@ def break_even_explorer(alpha: float = 0.6, c: float = 0.07, v4: float = 1.4) ->
         "c": slider("draft cost c", c, 0, 0.5, 0.01),
         "v4": slider("verify cost v(4)", v4, 1, 4, 0.1),
     }
-    return explorer(break_even_figure, sliders, description="Speed over plain decoding; blue bars pay, grey ones do not.")
+    return explorer(
+        break_even_figure, sliders, description="Speed over plain decoding; blue bars pay, grey ones do not."
+    )
 
 
 def break_even_grid(
