@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         stage.add_argument("--set", default="", help='JSON overrides, as {"train": {"minutes": 5}}')
         stage.add_argument("--target", help="where the target is: a name, a folder, a .gguf file")
         stage.add_argument("--out", type=Path, default=Path("runs/distill"))
-        if name in ("data", "train", "selfcheck"):
+        if name in ("data", "train"):
             stage.add_argument(
                 "--minutes", type=float, default=0.0, help="stop after so long; the next call goes on"
             )
@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> None:
     elif options.stage == "selfcheck":
         from specdec_ref.distill.selfcheck import selfcheck
 
-        selfcheck(config, target=options.target)
+        selfcheck(config, options.out, target=options.target)
 
 
 if __name__ == "__main__":
