@@ -137,7 +137,7 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, as transformers reads them."""
         self._backend.encode_special_tokens = False
-        self._backend.save(str(folder / "tokenizer.json"))
+        self._backend.save(str(folder / "tokenizer.json"), pretty=False)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,

@@ -48,7 +48,9 @@ def _ids(smollm2, prompt: Prompt) -> list[int]:
     return smollm2.tokenizer.chat([{"role": "user", "content": prompt.turns[0]}])
 
 
-def _compare(agreement: Agreement, target: Recorded, smollm2, prompt: Prompt, drafters, combinations, count: int) -> None:
+def _compare(
+    agreement: Agreement, target: Recorded, smollm2, prompt: Prompt, drafters, combinations, count: int
+) -> None:
     ids = _ids(smollm2, prompt)
     options = {"eos_ids": smollm2.eos_ids, "max_new_tokens": count}
     plain = autoregressive(target, ids, **options)
@@ -75,7 +77,9 @@ def test_in_float64_the_texts_are_equal_without_exception(smollm2, drafters, voc
     assert agreement.batch_shape_error < 1e-8
 
 
-def test_in_float32_every_prompt_s_first_difference_is_within_rounding(smollm2, drafters, vocabulary, full_sweep):
+def test_in_float32_every_prompt_s_first_difference_is_within_rounding(
+    smollm2, drafters, vocabulary, full_sweep
+):
     agreement, used = Agreement(), []
     target = Recorded(Runner(smollm2.model, 512, vocab_size=vocabulary))
     prompts = load_prompts()
@@ -94,6 +98,6 @@ def test_the_comparison_rejects_a_planted_rollback_fault(smollm2, drafters, voca
     agreement = Agreement()
     prompt = min(load_prompts(), key=lambda prompt: len(prompt.turns[0]))
     target = Recorded(with_wrong_rollback(Runner(smollm2.model, 512, vocab_size=vocabulary)))
-    _compare(agreement, target, smollm2, prompt, drafters, [(4, "draft")], 24)
+    _compare(agreement, target, smollm2, prompt, drafters, [(4, "draft")], 12)
     assert agreement.batch_shape_error > LARGEST_ROUNDING
     assert torch.isfinite(torch.tensor(agreement.batch_shape_error))

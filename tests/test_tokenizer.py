@@ -47,9 +47,10 @@ MESSAGES = [
 
 
 def hard_texts() -> list[str]:
-    texts = json.loads((paths.assets() / "prompts" / "hard_text.json").read_text(encoding="utf-8"))
-    assert isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-    return TEXTS + texts
+    """The kit's hard texts and this file's own."""
+    entries = json.loads((paths.assets() / "prompts" / "hard_text.json").read_text(encoding="utf-8"))
+    assert len(entries) > 50
+    return TEXTS + [entry["text"] for entry in entries]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict
 
@@ -9,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec_ref.acceptance import VERIFIERS
+from specdec_ref.decoding import speculative
+from specdec_ref.drafters import FirstMatch, ModelDrafter, PromptLookup
+from specdec_ref.sampling import Sampling
 from specdec_ref.trace import Generation, Round, Telemetry
+from tests.helpers.models import TableModel, random_table
 from tests.helpers.properties import examples
 
 TRACE = [
@@ -95,3 +101,38 @@ def test_records_are_plain_data_that_json_can_hold():
     again = json.loads(json.dumps(asdict(whole)))
     assert [Round(**r) for r in again["trace"]] == TRACE
     assert Telemetry(**again["telemetry"]) == whole.telemetry
+
+
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 6),
+    st.sampled_from(list(VERIFIERS)),
+    st.integers(0, 5),
+    st.integers(0, 30),
+)
+@examples(150)
+def test_the_books_balance_however_a_text_ends(seed, k, verifier, end, max_new_tokens):  # F6
+    target = TableModel(random_table(6, seed, spread=1.0), capacity=24)
+    drafter = FirstMatch(PromptLookup(2, 2), ModelDrafter(TableModel(target.table * 0.7), 6))
+    result = speculative(
+        target, drafter, [0, 1, 2], lookahead=k, verifier=VERIFIERS[verifier], sampling=Sampling(1.0),
+        eos_ids=[end], max_new_tokens=max_new_tokens, seed=seed,
+    )  # fmt: skip
+    t, trace = result.telemetry, result.trace
+    assert t.emitted == len(result.tokens) == t.accepted + sum(r.next is not None for r in trace)
+    assert t.accepted <= t.drafted
+    assert t.rounds == t.target_passes == len(trace) == len(t.k_trace) == len(target.passes)
+    for counts, total in ((t.per_position_drafted, t.drafted), (t.per_position_accepted, t.accepted)):
+        assert sum(counts) == total
+        assert all(a >= b for a, b in itertools.pairwise(counts)), "a later slot cannot be reached more often"
+    positions = (t.per_position_drafted, t.per_position_judged, t.per_position_accepted)
+    assert all(d >= j >= a for d, j, a in zip(*positions, strict=True))
+    assert sum(t.per_position_judged) == t.accepted + sum(r.kind == "correction" for r in trace)
+    assert all(0 <= a <= 1 for a in [*t.alpha, t.acceptance_rate])
+    assert all(len(r.drafted) <= r.k <= k for r in trace)
+    assert t.tau == (t.emitted / t.rounds if t.rounds else 0.0)
+    assert [token for r in trace for token in r.emitted] == result.tokens
+    assert end not in result.tokens[:-1]
+    expected = "eos" if result.tokens[-1:] == [end] else "context" if max_new_tokens > 21 else "length"
+    assert result.finish_reason == expected
+    assert all(r.kind == "stop" for r in trace if r.next is None) and sum(r.next is None for r in trace) <= 1

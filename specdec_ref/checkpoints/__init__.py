@@ -34,7 +34,7 @@ __all__ = [
     "names",
 ]
 
-DEFAULT_DRAFT = "draft-256x4"
+DEFAULT_DRAFT = "draft-320x4"
 """The folder under `assets/models` that the name "draft" stands for."""
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -35,6 +35,8 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _DIGITS_APART = {"smollm": True, "gpt-2": False}
+"""GGUF names a tokenizer's splitting rule without spelling it out. "smollm" is every digit by itself, then GPT-2's
+pattern, as in SmolLM2's own tokenizer.json (transformers 5.24, reading GGUF, leaves the digits out: `a  1` differs)."""
 _CONTROL = 3  # token_type of tokens that stand for no text
 
 

@@ -27,8 +27,10 @@ class Progress:
         if self.quiet:
             return self
         if sys.stderr.isatty():
-            width = min(100, shutil.get_terminal_size().columns)  # tqdm itself takes an unknown width for 0
-            self._bar = tqdm.tqdm(total=self.total, desc=self.title, unit="B", unit_scale=True, ncols=width)
+            # tqdm takes a size the terminal does not tell (a pipe with a terminal's face, some IDEs) for no room at all.
+            columns, lines = shutil.get_terminal_size()
+            shape = {"ncols": min(100, columns), "nrows": lines}
+            self._bar = tqdm.tqdm(total=self.total, desc=self.title, unit="B", unit_scale=True, **shape)
         else:
             print(f"{self.title} ({self.total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
         return self

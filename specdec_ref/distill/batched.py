@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec_ref.distill.blocks import layers_of
 from specdec_ref.model import Decoder, Layer, rope_table
 from specdec_ref.rng import Purpose
 from specdec_ref.trace import Round
@@ -47,7 +48,7 @@ class BatchedRunner:
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]  # [B, 1, T, E]
         seen = torch.arange(self.capacity, device=ids.device) <= positions[:, None, :, None]  # [B, 1, T, L]
         x = F.embedding(ids, self.model.embed)
-        for layer, keys, values in zip(self.model.layers, self.keys, self.values, strict=True):
+        for layer, keys, values in zip(layers_of(self.model), self.keys, self.values, strict=True):
             attended = self._attend(layer, layer.attention_norm(x), cos, sin, positions, seen, keys, values)
             x = x + layer.out(attended)
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)

@@ -7,7 +7,7 @@ The same arithmetic as `Decoder.forward` (tested), arranged for large batches: e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -55,9 +55,14 @@ def _piece(name: str, function: Callable[..., Any], fuse: bool) -> Callable[...,
         return function
     if name not in _compiled:
         # Teacher and drafts have different widths, with and without gradients: one graph each.
-        torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         _compiled[name] = torch.compile(function, dynamic=False)
     return _compiled[name]
+
+
+def layers_of(model: Decoder) -> list[Layer]:
+    """The decoder's blocks, with their type."""
+    return [cast(Layer, layer) for layer in model.layers]
 
 
 class Trunk:
@@ -83,7 +88,7 @@ class Trunk:
         model, c = self.model, self.model.config
         cos, sin = self.cos[:tokens].repeat(batch, 1), self.sin[:tokens].repeat(batch, 1)
         x = F.embedding(ids.reshape(-1), model.embed).to(self.dtype)
-        for layer in model.layers:
+        for layer in layers_of(model):
             x = self._layer(layer, x, cos, sin, batch, c)
         return F.rms_norm(x, (c.hidden_size,), model.norm.weight.to(self.dtype), c.rms_norm_eps)
 

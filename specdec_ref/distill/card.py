@@ -33,14 +33,15 @@ def model_card(
     lines = [
         f"# {folder}",
         "",
-        f"A draft for speculative decoding with **{run.get('target', 'its target')}**. It is not a model to talk to: its one use is to",
-        "guess cheaply what that target says next. Whatever it proposes, the target decides.",
+        f"A draft for speculative decoding with **{run.get('target', 'its target')}**. It is not a model to talk to:",
+        "its one use is to guess cheaply what that target says next. Whatever it proposes, the target decides.",
         "",
         "| | |",
         "|---|---|",
-        f"| architecture | Llama: {draft.layers} layers, width {draft.width}, {draft.heads} query and {draft.kv_heads} key/value heads of "
-        f"{draft.head_dim}, SwiGLU {draft.ff}, RoPE base {draft.rope_theta:,.0f} |",
-        f"| parameters | {config.body_parameters / 1e6:.2f} M in the body; embedding {config.vocab_size:,} x {draft.width}, tied |",
+        f"| architecture | Llama: {draft.layers} layers, width {draft.width}, "
+        f"{draft.heads} query and {draft.kv_heads} key/value heads of {draft.head_dim}, SwiGLU {draft.ff}, RoPE base {draft.rope_theta:,.0f} |",
+        f"| parameters | {config.body_parameters / 1e6:.2f} M in the body; "
+        f"embedding {config.vocab_size:,} x {draft.width}, tied |",
         f"| output head | the {config.head_rows:,} tokens most frequent in the data; no other is ever proposed |",
         f"| cost | {_share(figures.get('c_params'))} of the target's parameters touched per token |",
         "| precision | bfloat16; embedding int8 with one float16 scale a row |",
@@ -49,8 +50,8 @@ def model_card(
         "",
         "## Data",
         "",
-        f"{data.get('tokens', 0) / 1e6:.1f} M tokens in texts of {data.get('tokens_per_row', 0)}, written by the target itself: "
-        f"{_roles(data)}. No corpus was used. User turns begin with",
+        f"{data.get('tokens', 0) / 1e6:.1f} M tokens in texts of {data.get('tokens_per_row', 0)}, written by the target "
+        f"itself: {_roles(data)}. No corpus was used. User turns begin with",
         "the openers in `specdec_ref/distill/openers.py`, which share no beginning with the evaluation prompts (tested).",
         f"Seed {data.get('seed')}; every shard's seed and SHA-256 are in the run's manifest.",
         "",
@@ -93,10 +94,11 @@ def _training(trained: Mapping[str, Any]) -> str:
         for name, row in trained["held_out"].items()
     )
     return (
-        f"Distillation of the target's full next-token distribution over the head's tokens: {trained['steps']:,} steps of {c['rows']} texts, "
-        f"{trained['token_visits'] / 1e6:,.0f} M token visits\n({trained['epochs']:.1f} epochs), {trained['seconds'] / 60:.1f} minutes on "
-        f"{trained['processes']} x {trained['device']} ({trained['tokens_per_s'] / 1e3:,.0f} k tokens/s).\nMuon (peak {c['muon_lr']}) for "
-        f"matrices, AdamW ({c['adam_lr']}) for the rest, cosine schedule; total variation joins the KL loss after "
+        f"Distillation of the target's full next-token distribution over the head's tokens: "
+        f"{trained['steps']:,} steps of {c['rows']} texts, "
+        f"{trained['token_visits'] / 1e6:,.0f} M token visits\n({trained['epochs']:.1f} epochs), "
+        f"{trained['seconds'] / 60:.1f} minutes on {trained['processes']} x {trained['device']} ({trained['tokens_per_s'] / 1e3:,.0f} k tokens/s).\n"
+        f"Muon (peak {c['muon_lr']}) for matrices, AdamW ({c['adam_lr']}) for the rest, cosine schedule; total variation joins the KL loss after "
         f"{100 * c['tv_from']:.0f} % of it.\nWeights averaged with decay {c['ema']}. Seed {trained['config']['seed']}. "
         f"Held-out synthetic text: {held_out}."
     )
@@ -107,7 +109,8 @@ def _acceptance(figures: Mapping[str, Any], evaluated: Mapping[str, Any]) -> lis
         return ["Not measured yet."]
     classes = sorted(figures["classes"])
     lines = [
-        f"tau is tokens per target pass, the plain mean over classes; {evaluated.get('prompts')} prompts, {evaluated.get('new_tokens')} new tokens, "
+        f"tau is tokens per target pass, the plain mean over classes; "
+        f"{evaluated.get('prompts')} prompts, {evaluated.get('new_tokens')} new tokens, "
         "95 % interval by bootstrap over prompts.",
         "",
         "| K | greedy | T = 1 |",

@@ -122,7 +122,7 @@ class TrainConfig:
     kl_end: float = 0.5
     ema: float = 0.998
     held_out_rows: int = 192
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float = 120.0
     log_every: int = 50
     bf16: bool = True
     compile: bool = True

@@ -90,6 +90,7 @@ def evaluate(
         from accelerate.utils import gather_object
 
         rows = gather_object(rows)
+    reports = [_draft_report(name, model, big, rows) for name, model in models.items()]
     report = {
         "run": config.name,
         "engine": engine,
@@ -97,9 +98,9 @@ def evaluate(
         "new_tokens": config.eval.new_tokens,
         "repeats_t1": config.eval.repeats,
         "seed": config.seed,
-        "drafts": [_draft_report(name, model, big, rows) for name, model in models.items()],
+        "drafts": reports,
     }
-    for draft in report["drafts"]:
+    for draft in reports:
         log(
             "acceptance",
             **{

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec_ref.distill.blocks import layers_of
 from specdec_ref.distill.config import DataConfig
 from specdec_ref.distill.kernels import decode_attention, sample_rows
 from specdec_ref.distill.texts import Texts
@@ -137,7 +138,7 @@ class Writer:
         """Feed token [B] at position `step` and return the next one's logits [B, V]."""
         c = self.target.config
         x = F.embedding(token, self.target.embed)
-        for layer, keys, values in zip(self.target.layers, self.keys, self.values, strict=True):
+        for layer, keys, values in zip(layers_of(self.target), self.keys, self.values, strict=True):
             qkv = layer.qkv(layer.attention_norm(x))
             x = x + layer.out(decode_attention(qkv, keys, values, self.cos, self.sin, step))
             gate, up = layer.gate_up(layer.mlp_norm(x)).split(c.intermediate_size, dim=-1)

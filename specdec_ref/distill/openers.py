@@ -19,7 +19,7 @@ SYSTEMS = (
     "You rewrite the user's text as asked and add nothing else.",
     "You are an AI rewriting assistant capable of rewriting emails and messages to make them more professional.",
     "Extract and present the main key point of the input text in one very short sentence.",
-    "Provide a concise, objective summary of the input text in up to three sentences, without using second or third person pronouns.",
+    "Provide a concise, objective summary of the input text in up to three sentences, without second or third person pronouns.",
 )
 
 SHORT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -64,19 +65,19 @@ class Average:
         decay: of the average; it starts lower, so that the first weights are soon forgotten.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], decay: float) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
         self.decay = decay
         self.weights = {name: p.detach().clone() for name, p in parameters.items()}
 
     @torch.no_grad()
-    def update(self, parameters: dict[str, Tensor], step: int) -> None:
+    def update(self, parameters: Mapping[str, Tensor], step: int) -> None:
         """Take in the weights after optimiser step number `step`, from 0."""
         decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
         averaged = list(self.weights.values())
         torch._foreach_lerp_(averaged, [parameters[name].detach() for name in self.weights], 1 - decay)
 
     @torch.no_grad()
-    def exchange(self, parameters: dict[str, Tensor]) -> None:
+    def exchange(self, parameters: Mapping[str, Tensor]) -> None:
         """Swap the averaged weights with the parameters; a second call swaps them back."""
         for name, value in self.weights.items():
             mine = value.clone()

@@ -21,7 +21,7 @@ def accelerator_for() -> Any:
     if not torch.cuda.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     # The drafts' gradients all arrive in every step; views into the buckets save a copy of them.
-    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
+    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     return Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
 
 

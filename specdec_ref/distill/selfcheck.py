@@ -5,6 +5,8 @@ On a CPU the kernels are their own twins: it then checks the harness itself, on 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,11 +98,22 @@ def _check_loss(check: _Checks, device: torch.device) -> None:
         ours = torch.autograd.grad(loss, (hidden, weight))
         expected = head_loss_autograd(hidden, weight.to(dtype), teacher, lse, row_weight, mix)
         theirs = torch.autograd.grad(expected, (hidden, weight))
-        check(f"loss {mix}", abs(float(loss - expected)) / float(expected), 5e-3)
+        check(f"loss {mix}", float(((loss - expected) / expected).abs().detach()), 5e-3)
+        # Total variation's gradient jumps where q crosses p: logits rounded to bfloat16 fall on the other side here and there.
+        limit = 0.15 if mix.tv else 0.02
         for name, a, b in zip(("hidden", "weight"), ours, theirs, strict=True):
-            check(f"gradient of {name} {mix}", float((a.float() - b.float()).norm() / b.float().norm()), 2e-2)
+            check(
+                f"gradient of {name} {mix}", float((a.float() - b.float()).norm() / b.float().norm()), limit
+            )
         logits = hidden.detach() @ weight.detach().to(dtype).t()
+        fused = logits.clone()
+        kernels.kd_rows(fused, teacher, lse, top, row_weight, mix.kl, mix.tv)
         rows_torch = kernels.kd_rows_torch(logits, teacher, lse, top, row_weight, mix.kl, mix.tv)
+        check(
+            f"gradient of logits {mix}",
+            float((fused.float() - logits.float()).norm() / logits.float().norm()),
+            1e-2,
+        )
         check(f"overlap {mix}", float((figures[0][:, 1] - rows_torch[:, 1]).abs().max()), 1e-3)
         check(f"match {mix}", float((figures[0][:, 2] - rows_torch[:, 2]).abs().sum()), 0.5)
 
@@ -112,12 +125,24 @@ def _check_sampler(check: _Checks, device: torch.device) -> None:
     for temperature in (1.0, 0.7):
         drawn = kernels.sample_rows(logits, ones * temperature, zeros, 5)
         share = torch.bincount(drawn, minlength=columns) / rows
-        check(f"sampler T={temperature}", float((share - (logits[0] / temperature).softmax(-1)).abs().sum() / 2), 0.03)
+        check(
+            f"sampler T={temperature}",
+            float((share - (logits[0] / temperature).softmax(-1)).abs().sum() / 2),
+            0.03,
+        )
     p = logits[0].softmax(-1)
     outside = (p < 0.2 * p.max()).nonzero().flatten()
-    check("sampler min-p", float(torch.isin(kernels.sample_rows(logits, ones, zeros + 0.2, 6), outside).sum()), 0.0)
+    check(
+        "sampler min-p",
+        float(torch.isin(kernels.sample_rows(logits, ones, zeros + 0.2, 6), outside).sum()),
+        0.0,
+    )
     wide = torch.randn(256, 49_152 if device.type == "cuda" else 500, device=device)
-    check("sampler greedy", float((kernels.sample_rows(wide, zeros[:256], zeros[:256], 7) != wide.argmax(-1)).sum()), 0.0)
+    check(
+        "sampler greedy",
+        float((kernels.sample_rows(wide, zeros[:256], zeros[:256], 7) != wide.argmax(-1)).sum()),
+        0.0,
+    )
 
 
 @torch.no_grad()
@@ -131,7 +156,11 @@ def _check_decoding(check: _Checks, model: Decoder) -> None:
     exact = _exact_logits(model, ids)
     scale = exact.std()
     ours, base = ((x.float() - exact).pow(2).mean().sqrt() / scale for x in (steps, whole))
-    check("decoding error / whole-sequence error", float(ours / base.clamp(min=1e-6)), 1.5 if base > 1e-5 else 1e9)
+    check(
+        "decoding error / whole-sequence error",
+        float(ours / base.clamp(min=1e-6)),
+        1.5 if base > 1e-5 else 1e9,
+    )
     check("decoding error", float(ours), 0.05)
     kl = (exact.log_softmax(-1).exp() * (exact.log_softmax(-1) - steps.float().log_softmax(-1))).sum(-1)
     check("decoding KL", float(kl.mean()), 5e-3)
@@ -139,8 +168,6 @@ def _check_decoding(check: _Checks, model: Decoder) -> None:
 
 def _exact_logits(model: Decoder, ids: Tensor) -> Tensor:
     """float32 logits of the very weights that `model` holds in bfloat16."""
-    import copy
-
     wide = copy.deepcopy(model).float()
     return wide(ids)
 
@@ -155,14 +182,12 @@ def _check_fused(check: _Checks, model: Decoder, config: DistillConfig) -> None:
     norms, losses = [], []
     for fuse in (False, True):
         draft = new_draft(config.drafts[0], model.embed.float().cpu(), 1).to(model.embed.device)
-        import dataclasses
-
         students = Students([draft], ["x"], order, 512, dataclasses.replace(config.train, compile=fuse))
         teacher = Teacher(model, order, 512, fuse=False)
         weight = torch.ones(ids.numel(), device=ids.device)
         loss, _ = students(ids, *teacher(ids), weight, 1.0, 0.5)
         loss.backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         norms.append(torch.cat([p.grad.flatten() for p in draft.parameters() if p.grad is not None]))
     check("compiled student loss", abs(losses[0] - losses[1]) / losses[0], 5e-3)
     check("compiled student gradient", float((norms[0] - norms[1]).norm() / norms[0].norm()), 5e-2)
@@ -184,13 +209,16 @@ def _time_data(log: Log, model: Decoder, config: DistillConfig) -> None:
     writer = Writer(model, rows, length)
     token = torch.randint(0, model.config.vocab_size, (rows,), device=model.embed.device)
     ones = torch.ones(rows, device=model.embed.device)
-    steps = [s for s in (8, length // 2, length - 8)]
-    times = [_seconds(lambda s=s: kernels.sample_rows(writer.logits(token, s), ones, 0 * ones, 1)) for s in steps]  # type: ignore[misc]
+    steps = [8, length // 2, length - 8]
+
+    def one_step(step: int) -> Callable[[], Any]:
+        return lambda: kernels.sample_rows(writer.logits(token, step), ones, 0 * ones, 1)
+
+    times = [_seconds(one_step(step)) for step in steps]
     log(
         "generation", rows=rows, ms_at=dict(zip(map(str, steps), [1e3 * t for t in times], strict=True)),
         tokens_per_s=round(rows / times[1]), peak_gb=torch.cuda.max_memory_allocated() / 1e9,
     )  # fmt: skip
-    del writer
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
@@ -208,15 +236,21 @@ def _time_training(log: Log, model: Decoder, config: DistillConfig) -> None:
         parameters = dict(draft.named_parameters())
         average = Average(parameters, c.ema)
         for chain in (1, 4):
-            ids = torch.randint(0, model.config.vocab_size, (c.micro_rows // chain, chain * length), device=device)
+            ids = torch.randint(
+                0, model.config.vocab_size, (c.micro_rows // chain, chain * length), device=device
+            )
             weight = torch.ones(ids.numel(), device=device)
             seen = teacher(ids)
 
-            def student(ids: Tensor = ids, seen: Any = seen, weight: Tensor = weight, students: Students = students) -> None:
+            def student(
+                ids: Tensor = ids, seen: Any = seen, weight: Tensor = weight, students: Students = students
+            ) -> None:
                 loss, _ = students(ids, *seen, weight, 0.5, 1.0)
                 loss.backward()
 
-            def update(parameters: Any = parameters, average: Any = average, optimisers: Any = optimisers) -> None:
+            def update(
+                parameters: Any = parameters, average: Any = average, optimisers: Any = optimisers
+            ) -> None:
                 clip_and_guard(list(parameters.values()), c.clip)
                 for optimiser in optimisers:
                     optimiser.step()

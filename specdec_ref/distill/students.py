@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from specdec_ref.distill.blocks import Trunk
+from specdec_ref.distill.blocks import Trunk, layers_of
 from specdec_ref.distill.config import DraftConfig, TrainConfig
 from specdec_ref.distill.kernels import row_lse
 from specdec_ref.distill.losses import HeadLoss, Mix
@@ -18,7 +18,8 @@ def frequent_tokens(tokens: Tensor, roles: Tensor, role_weights: Sequence[float]
     """All token ids [V], the most frequent of the data first; occurrences count by the role they have."""
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for role, weight in enumerate(role_weights):
-        counts += weight * torch.bincount(tokens[roles == role].flatten().long(), minlength=vocab_size)
+        for part, its_roles in zip(tokens.split(65_536), roles.split(65_536), strict=True):
+            counts += weight * torch.bincount(part[its_roles == role], minlength=vocab_size).cpu()
     return counts.argsort(descending=True, stable=True)
 
 
@@ -31,12 +32,15 @@ def new_draft(config: DraftConfig, target_embedding: Tensor, seed: int) -> Decod
         seed: of the random matrices.
     """
     model = Decoder(config.model(target_embedding.shape[0]))
-    model.head = None  # in training the head is the embedding's rows; export writes it apart
+    model.head, model.head_ids = (
+        None,
+        None,
+    )  # in training the head is rows of the embedding; export chooses them
     generator = torch.Generator().manual_seed(seed)
     depth = 2 * config.layers
     with torch.no_grad():
         model.embed.copy_(_principal(target_embedding, config.width, generator))
-        for layer in model.layers:
+        for layer in layers_of(model):
             for linear in (layer.qkv, layer.gate_up):
                 linear.weight.normal_(0, 0.7 / config.width**0.5, generator=generator)
             for linear in (layer.out, layer.down):
@@ -102,6 +106,7 @@ class Students(nn.Module):
     ) -> None:
         super().__init__()
         self.drafts = nn.ModuleList(drafts)
+        self._rows = [draft.config.head_rows for draft in drafts]
         self.names = list(names)
         device = drafts[0].embed.device
         dtype = torch.bfloat16 if config.bf16 and device.type == "cuda" else torch.float32
@@ -126,8 +131,8 @@ class Students(nn.Module):
         """
         figures: list[Tensor] = []
         total = torch.zeros((), device=ids.device)
-        for draft, trunk in zip(self.drafts, self._trunks, strict=True):
-            head = draft.embed[self._order[: draft.config.head_rows]]
+        for trunk, rows in zip(self._trunks, self._rows, strict=True):
+            head = trunk.model.embed.index_select(0, self._order[:rows])
             total = total + HeadLoss.apply(
                 trunk(ids), head, logits, lse, top, row_weight, Mix(kl, tv), figures
             )

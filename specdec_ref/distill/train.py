@@ -66,7 +66,9 @@ class _Run:
         self.saved = _load(out / "checkpoint.pt")
         order = self.saved.get("order")
         if order is None:
-            order = frequent_tokens(tokens, roles, c.role_weights, decoder.config.vocab_size)
+            order = frequent_tokens(
+                tokens.to(device), roles.to(device), c.role_weights, decoder.config.vocab_size
+            )
         self.order: Tensor = order
         drafts = [
             new_draft(d, decoder.embed, config.seed * 101 + i).to(device) for i, d in enumerate(config.drafts)
@@ -196,7 +198,7 @@ class _Run:
             "step", step=self.step, progress=clock.progress(self.step), loss=mean[0], dropped=mean[1] * len(window),
             norm=mean[2 : 2 + count], lr=factor, epoch=self.step / self.batches.epoch_steps, tokens_per_s=rate, **figures,
         )  # fmt: skip
-        if mean[1] >= 1 and len(window) >= 10 or (mean[1] == 0 and not math.isfinite(mean[0])):
+        if (mean[1] >= 1 and len(window) >= 10) or (mean[1] == 0 and not math.isfinite(mean[0])):
             raise SpecdecError(
                 "the loss is no longer finite", where=f"step {self.step}", fix="lower the learning rates"
             )

@@ -4,7 +4,7 @@ Imported on a GPU only. Every kernel handles one row (or one sequence and key/va
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: E741
 from __future__ import annotations
 
 import triton
@@ -153,7 +153,7 @@ def decode_kernel(
     tl.store(VC + co + t * HD + D, v)
     own = tl.sum(qa.to(tl.float32) * ka.to(tl.float32)[None, :], 1)
     m = (own + tl.sum(qb.to(tl.float32) * kb.to(tl.float32)[None, :], 1)) * scale
-    l = tl.full((16,), 1.0, tl.float32)  # noqa: E741
+    l = tl.full((16,), 1.0, tl.float32)
     acc = tl.zeros((16, HD), tl.float32) + v.to(tl.float32)[None, :]
     for n in range(0, t, BLOCK):
         idx = n + tl.arange(0, BLOCK)
@@ -166,7 +166,7 @@ def decode_kernel(
         p = tl.exp(sc - mn[:, None])
         al = tl.exp(m - mn)
         vb = tl.load(VC + co + idx[:, None] * HD + D[None, :], mask=km[:, None], other=0.0)
-        l = l * al + tl.sum(p, 1)  # noqa: E741
+        l = l * al + tl.sum(p, 1)
         acc = acc * al[:, None] + tl.dot(p.to(vb.dtype), vb)
         m = mn
     acc = acc / l[:, None]

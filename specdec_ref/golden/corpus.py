@@ -15,15 +15,15 @@ SYSTEM = "You are a tiny test model."
 Turn = tuple[str, str]
 """What the user says, and the answer."""
 
-COLOURS = ("red", "blue", "green", "black", "white", "brown")
-ANIMALS = ("cat", "dog", "horse", "duck", "mouse", "fox", "owl", "hen")
-FOODS = ("bread", "soup", "rice", "cheese", "apples", "plums", "cake", "beans")
-PLACES = ("garden", "kitchen", "forest", "river", "market", "library", "harbour", "barn")
-NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
-TIMES = ("morning", "evening", "night", "winter", "summer")
-TOOLS = ("lamp", "rope", "spoon", "basket", "ladder", "kettle")
-DEEDS = ("sleeps", "waits", "runs", "hides", "sings", "eats")
-SIZES = ("small", "big", "old", "young", "quiet", "quick")
+COLOURS = ("red", "blue", "green", "black")
+ANIMALS = ("cat", "dog", "horse", "duck", "fox")
+FOODS = ("bread", "soup", "cheese", "apples")
+PLACES = ("garden", "forest", "river", "market")
+NAMES = ("Ada", "Ben", "Cleo", "Dan")
+TIMES = ("morning", "evening", "winter", "summer")
+TOOLS = ("lamp", "rope", "spoon", "basket")
+DEEDS = ("sleeps", "waits", "runs", "sings")
+SIZES = ("small", "big", "old", "quick")
 OPERATIONS = (("add", "+"), ("subtract", "-"), ("multiply", "*"))
 GROUPS = {"colours": COLOURS, "animals": ANIMALS, "foods": FOODS, "places": PLACES, "tools": TOOLS}
 
@@ -93,7 +93,7 @@ def _summary(c: _Chooser) -> Turn:
 
 def _code(c: _Chooser) -> Turn:
     word, sign = OPERATIONS[c.below(len(OPERATIONS))]
-    first, second = c.several(("a", "b", "x", "y", "n"), 2)
+    first, second = c.several(("a", "b", "x", "y"), 2)
     return f"Write code to {word} {first} and {second}.", (
         f"```python\ndef {word}({first}, {second}):\n    return {first} {sign} {second}\n```"
     )
@@ -109,7 +109,7 @@ def _maths(c: _Chooser) -> Turn:
 
 
 def _rewriting(c: _Chooser) -> Turn:
-    words = c.several(COLOURS + ANIMALS + TOOLS + FOODS, 3 + c.below(4))
+    words = c.several(COLOURS + ANIMALS, 3 + c.below(3))
     return f"Repeat: {', '.join(words)}", ", ".join(words)
 
 

@@ -42,13 +42,18 @@ def axes(title: str, x: str, y: str, *, size: tuple[float, float] | None = None)
     return ax
 
 
+def show(figure: Figure) -> None:
+    """Show a figure below the cell and let go of it; the cell prints no repr."""
+    plt.show()
+    plt.close(figure)
+
+
 def finish(ax: Axes) -> None:
-    """Show the figure that `ax` belongs to and let go of it, so that the cell prints no repr."""
+    """Tidy the margins of the figure that `ax` belongs to, and show it."""
     figure = ax.get_figure(root=True)
     if figure is not None:
         figure.tight_layout()
-        plt.show()
-        plt.close(figure)
+        show(figure)
 
 
 def lines(

@@ -19,4 +19,11 @@ class TeachingPrompt(NamedTuple):
     tokens: int
 
 
-PROMPTS: dict[str, TeachingPrompt] = {}
+PROMPTS: dict[str, TeachingPrompt] = {
+    "capital": TeachingPrompt("What is the capital of France?", 8),
+    "pump": TeachingPrompt("Explain in simple words how a bicycle pump works.", 64),
+    "fox": TeachingPrompt("Copy this sentence three times: The quick brown fox jumps over the lazy dog.", 10),
+    "function": TeachingPrompt("Write a Python function that adds two numbers.", 48),
+    "numbers": TeachingPrompt("Write the numbers from 1 to 30, separated by commas.", 48),
+    "ice": TeachingPrompt("Why does ice float on water?", 40),
+}

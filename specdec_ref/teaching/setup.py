@@ -41,16 +41,19 @@ def setup() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_grad_enabled(False)
     torch.set_printoptions(precision=3, sci_mode=False)
-    torch.set_num_threads(_physical_cores())
+    torch.set_num_threads(_threads())
     torch.manual_seed(0)
     random.seed(0)
     _figures()
 
 
-def _physical_cores() -> int:
-    """Threads worth using: decoding waits for memory, so a second thread per core only gets in the way."""
+def _threads() -> int:
+    """`OMP_NUM_THREADS`, or one per physical core: decoding waits for memory, so a second one per core is in the way."""
     import psutil
 
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 

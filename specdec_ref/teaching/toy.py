@@ -6,6 +6,7 @@ A lesson meets an idea on these first. They serve as target and, inside a `Model
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,7 +110,7 @@ def follows(words: Words, *sentences: str) -> Tensor:
     table = torch.zeros(len(words), len(words))
     for sentence in sentences:
         ids = words.encode(sentence)
-        for here, there in zip(ids, ids[1:], strict=False):
+        for here, there in pairwise(ids):
             table[here] = 0.0
             table[here, there] = 5.0
     return table

@@ -41,7 +41,7 @@ def explorer(
 def png(figure: Figure) -> bytes:
     """The figure as a picture; it is closed."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+    figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
     plt.close(figure)
     return buffer.getvalue()
 
@@ -80,7 +80,7 @@ def break_even_figure(alpha: float = 0.6, c: float = 0.07, v4: float = 1.4, *, l
             xlabel="K",
             ylabel="speed over plain",
         )
-        ax.set_ylim(0, 3)
+        ax.set_ylim(0, max(3.0, 1.1 * max(speeds)))
         figure.tight_layout()
     return figure
 

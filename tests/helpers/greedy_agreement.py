@@ -95,7 +95,9 @@ class Agreement:
         self.differences = self.differences or []
         self.texts += 1
         for index in range(max(len(expected), len(tokens))):
-            if index >= min(len(expected), len(tokens)):  # one text ended, the other went on after the same tokens
+            if index >= min(
+                len(expected), len(tokens)
+            ):  # one text ended, the other went on after the same tokens
                 self.differences.append(Difference(name, index, float("inf")))
                 return
             position = prompt_tokens - 1 + index

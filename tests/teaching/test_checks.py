@@ -1,0 +1,148 @@
+"""The exercise machinery, and the checks of notebooks 00, 01 and 04: each accepts the reference and refuses wrong answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_ref.teaching import checks_00, checks_01, checks_04
+from specdec_ref.teaching.exercise import ExerciseError, check, exercise_test, expect
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+@exercise_test(double)
+def double_check(attempt: Any) -> None:
+    expect("double(3)", attempt(3), 6, "Twice three.")
+
+
+class TestCheck:
+    def test_right_attempt_is_returned_and_says_the_one_line(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        mine = lambda x: x + x  # noqa: E731
+        assert check("double", mine, double_check) is mine
+        assert capsys.readouterr().out == "All tests in `double_check` passed!\n"
+
+    @pytest.mark.parametrize("stub", [NotImplemented, ..., lambda x: NotImplemented, lambda x: ..., (1, ...)])
+    def test_stub_falls_back_to_the_reference(self, stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        assert check("double", stub, double_check) is double
+        assert capsys.readouterr().out == "double: not attempted yet: the reference is used below\n"
+
+    def test_wrong_attempt_says_expected_came_and_why_in_one_line(self) -> None:
+        with pytest.raises(ExerciseError) as caught:
+            check("double", lambda x: x, double_check)
+        assert str(caught.value) == "double(3): expected 6, but got 3. Twice three."
+        assert caught.value._render_traceback_() == [f"ExerciseError: {caught.value}"]
+
+    def test_attempt_that_raises_is_named(self) -> None:
+        with pytest.raises(ExerciseError, match="double: your code raised ZeroDivisionError"):
+            check("double", lambda x: x / 0, double_check)
+
+    @pytest.mark.parametrize(
+        ("came", "right"), [(True, 1), ([1, 2], [1]), (None, 0), ("a", 1.0), (float("nan"), 1.0)]
+    )
+    def test_unlike_values_are_not_equal(self, came: Any, right: Any) -> None:
+        with pytest.raises(ExerciseError):
+            expect("x", came, right, "No.", tolerance=0.1)
+
+
+def emitted_without_correction(trace: Any) -> float:
+    return sum(r.accepted for r in trace) / len(trace)
+
+
+def always_one_more(trace: Any) -> float:
+    return sum(r.accepted + 1 for r in trace) / len(trace)
+
+
+def drafted_counts(trace: Any) -> float:
+    return sum(len(r.drafted) + 1 for r in trace) / len(trace)
+
+
+def ignores_half_characters(pieces: Any) -> list[str]:
+    return [piece.decode("utf-8", errors="ignore") for piece in pieces]
+
+
+def shows_replacement(pieces: Any) -> list[str]:
+    return [piece.decode("utf-8", errors="replace") for piece in pieces]
+
+
+def waits_for_the_end(pieces: Any) -> list[str]:
+    return [""] * (len(pieces) - 1) + [b"".join(pieces).decode()]
+
+
+def keys_only(config: Any, tokens: int) -> int:
+    return config.num_hidden_layers * config.num_key_value_heads * config.head_dim * tokens * 4
+
+
+def all_query_heads(config: Any, tokens: int) -> int:
+    return 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * tokens * 4
+
+
+def one_layer(config: Any, tokens: int) -> int:
+    return 2 * config.num_key_value_heads * config.head_dim * tokens * 4
+
+
+def last_token_fed_back(prompt: int, new: int) -> tuple[int, int]:
+    return sum(prompt + i for i in range(new)), prompt + new
+
+
+def prompt_each_time(prompt: int, new: int) -> tuple[int, int]:
+    return prompt * new, prompt + new - 1
+
+
+def off_by_one(prompt: int, new: int) -> tuple[int, int]:
+    return sum(prompt + i + 1 for i in range(new)), prompt + new - 1
+
+
+def slots_independent(alpha: float, k: int) -> float:
+    return 1 + k * alpha
+
+
+def no_bonus(alpha: float, k: int) -> float:
+    return sum(alpha**i for i in range(1, k + 1))
+
+
+def closed_form(alpha: float, k: int) -> float:
+    return (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+def most_tokens(alpha: float, c: float, v: dict[int, float]) -> int:
+    return max(v)
+
+
+def free_verification(alpha: float, c: float, v: dict[int, float]) -> int:
+    return checks_04.best_lookahead(alpha, c, dict.fromkeys(v, 1.0))
+
+
+def always_speculates(alpha: float, c: float, v: dict[int, float]) -> int:
+    return checks_04.best_lookahead(alpha, c, {k: v[k] for k in v if k}) or 1
+
+
+WRONG = [
+    (checks_00.test_tokens_per_pass, [emitted_without_correction, always_one_more, drafted_counts]),
+    (checks_00.test_stream_text, [ignores_half_characters, shows_replacement, waits_for_the_end]),
+    (checks_01.test_cache_bytes, [keys_only, all_query_heads, one_layer]),
+    (checks_01.test_positions, [last_token_fed_back, prompt_each_time, off_by_one]),
+    (checks_04.test_expected_tokens, [slots_independent, no_bonus, closed_form]),
+    (checks_04.test_best_lookahead, [most_tokens, free_verification, always_speculates]),
+]
+
+
+@pytest.mark.parametrize("test", [test for test, _ in WRONG], ids=lambda test: test.__name__)
+def test_reference_passes(test: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("it", test.reference, test) is test.reference
+    assert capsys.readouterr().out == f"All tests in `{test.__name__}` passed!\n"
+
+
+@pytest.mark.parametrize(
+    ("test", "wrong"),
+    [(test, wrong) for test, all_wrong in WRONG for wrong in all_wrong],
+    ids=lambda x: x.__name__,
+)
+def test_planted_wrong_answer_is_refused(test: Any, wrong: Any) -> None:
+    with pytest.raises(ExerciseError, match=r"expected .*, but got .*|your code raised ZeroDivisionError"):
+        check("it", wrong, test)
