@@ -20,7 +20,13 @@ shutil.copytree(
     ignore=shutil.ignore_patterns("student", "instructor", ".ipynb_checkpoints"),
 )
 
-extensions = ["myst_nb", "sphinx-mathjax-offline", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_nb",
+    "sphinx-mathjax-offline",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 nb_execution_mode = "off"  # nbval checks the outputs; the site shows the very same ones
 nb_ipywidgets_js = {}  # the widget manager would come from a network; each widget has a static twin

@@ -26,7 +26,9 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     env.pop("HF_HUB_OFFLINE", None)  # a user on a plane has not set it
-    return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=280, check=False
+    )
 
 
 def test_the_block_works(tmp_path: Path) -> None:
@@ -35,7 +37,9 @@ def test_the_block_works(tmp_path: Path) -> None:
 
 
 def test_generation_runs_in_airplane_mode(smollm2: LoadedModel, tmp_path: Path) -> None:
-    result = run(tmp_path, "-m", "specdec_ref.cli", "generate", "--prompt", "Name a colour.", "--max-new-tokens", "4")
+    result = run(
+        tmp_path, "-m", "specdec_ref.cli", "generate", "--prompt", "Name a colour.", "--max-new-tokens", "4"
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
 

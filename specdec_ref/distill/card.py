@@ -39,7 +39,8 @@ def model_card(
         "| | |",
         "|---|---|",
         f"| architecture | Llama: {draft.layers} layers, width {draft.width}, "
-        f"{draft.heads} query and {draft.kv_heads} key/value heads of {draft.head_dim}, SwiGLU {draft.ff}, RoPE base {draft.rope_theta:,.0f} |",
+        f"{draft.heads} query and {draft.kv_heads} key/value heads of {draft.head_dim}, "
+        f"SwiGLU {draft.ff}, RoPE base {draft.rope_theta:,.0f} |",
         f"| parameters | {config.body_parameters / 1e6:.2f} M in the body; "
         f"embedding {config.vocab_size:,} x {draft.width}, tied |",
         f"| output head | the {config.head_rows:,} tokens most frequent in the data; no other is ever proposed |",
@@ -97,8 +98,10 @@ def _training(trained: Mapping[str, Any]) -> str:
         f"Distillation of the target's full next-token distribution over the head's tokens: "
         f"{trained['steps']:,} steps of {c['rows']} texts, "
         f"{trained['token_visits'] / 1e6:,.0f} M token visits\n({trained['epochs']:.1f} epochs), "
-        f"{trained['seconds'] / 60:.1f} minutes on {trained['processes']} x {trained['device']} ({trained['tokens_per_s'] / 1e3:,.0f} k tokens/s).\n"
-        f"Muon (peak {c['muon_lr']}) for matrices, AdamW ({c['adam_lr']}) for the rest, cosine schedule; total variation joins the KL loss after "
+        f"{trained['seconds'] / 60:.1f} minutes on {trained['processes']} x {trained['device']} "
+        f"({trained['tokens_per_s'] / 1e3:,.0f} k tokens/s).\n"
+        f"Muon (peak {c['muon_lr']}) for matrices, AdamW ({c['adam_lr']}) for the rest, cosine schedule; "
+        f"total variation joins the KL loss after "
         f"{100 * c['tv_from']:.0f} % of it.\nWeights averaged with decay {c['ema']}. Seed {trained['config']['seed']}. "
         f"Held-out synthetic text: {held_out}."
     )

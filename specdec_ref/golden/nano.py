@@ -92,7 +92,7 @@ def _one_thread() -> Iterator[None]:
 def _rows(tokenizer: Tokenizer, count: int) -> Tensor:
     """[count, _ROW + 1] token ids: each row is the beginning of one long conversation."""
     source = conversations(_DATA_SEED, 10**9)
-    rows = []
+    rows: list[list[int]] = []
     while len(rows) < count:
         turns, ids = [], list[int]()
         while len(ids) <= _ROW:

@@ -145,9 +145,9 @@ def acceptance() -> dict[str, Cases]:
     ]
     numbers = random.Random(12)
     for index in range(24):
-        p, q = (_normalised(_weights(numbers, 12, zeros=0.3)) for _ in range(2))
-        token = draw(row(q), numbers.random())
-        named.append((f"random {index}", p, q, token, numbers.random(), numbers.random()))
+        p_list, q_list = (_normalised(_weights(numbers, 12, zeros=0.3)) for _ in range(2))
+        token = draw(row(q_list), numbers.random())
+        named.append((f"random {index}", p_list, q_list, token, numbers.random(), numbers.random()))
     cases = []
     for name, p_list, q_list, token, u_accept, u_resample in named:
         p, q = row(p_list), row(q_list)
@@ -199,11 +199,11 @@ def processors() -> dict[str, Cases]:
     ]
     numbers = random.Random(13)
     for index, settings in enumerate(((0.7, 10, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.3, 20, 0.95, 0.02))):
-        logits = [round(numbers.gauss(0, 2) * 64) / 64 + i / 4096 for i in range(32)]
-        named.append((f"random {index}", logits, specs.sampling(*settings)))
+        logits_list = [round(numbers.gauss(0, 2) * 64) / 64 + i / 4096 for i in range(32)]
+        named.append((f"random {index}", logits_list, specs.sampling(*settings)))
     cases = []
-    for name, logits_list, settings_spec in named:
-        logits, sampling = row(list(logits_list)), specs.make_sampling(settings_spec)
+    for name, values, settings_spec in named:
+        logits, sampling = row(values), specs.make_sampling(settings_spec)
         margin = cut_margin(logits, sampling)
         if 1e-9 < margin < LEAST_MARGIN:  # an exact tie is none by accident, and no rounding breaks it
             raise SpecdecError("a cut is too close to call on another processor", where=f"processors: {name}")

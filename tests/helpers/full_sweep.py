@@ -1,4 +1,4 @@
-"""The option `--full-sweep`: `tests/conftest.py` imports `pytest_addoption` from here, or pass `-p tests.helpers.full_sweep`."""
+"""The option `--full-sweep`, a plugin that `tests/conftest.py` takes up (or `-p tests.helpers.full_sweep`)."""
 
 from __future__ import annotations
 
