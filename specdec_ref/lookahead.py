@@ -146,7 +146,7 @@ class BreakEvenGate:
         self._rest = rest
         self._plain_left = 0 if costs is not None else 2
         self._seen = 0
-        self._tokens = self._cost = self._weight = 0.0
+        self._tokens = self._cost = 0.0
         self._plain_seconds: float | None = None
 
     @property
