@@ -53,7 +53,7 @@ def test_every_command_explains_itself_with_an_example(command: list[str]) -> No
 def test_generate_writes_the_record_that_others_read(tmp_path: Path) -> None:
     out = tmp_path / "sub" / "answer.json"
     result = specdec(
-        "generate", *NANO, "--prompt", "What is a cat?", "--max-new-tokens", "20", "--json", str(out)
+        "generate", *NANO, "--prompt", "Tell me about a cat.", "--max-new-tokens", "20", "--json", str(out)
     )
     assert result.returncode == 0, result.stderr
     record: dict[str, Any] = json.loads(out.read_text())
@@ -75,7 +75,7 @@ def test_generate_writes_the_record_that_others_read(tmp_path: Path) -> None:
 
 
 def test_speculative_and_plain_generate_print_the_same_text() -> None:
-    common = ["generate", "--target", "nano-target", "--prompt", "What is a dog?", "--max-new-tokens", "24"]
+    common = ["generate", "--target", "nano-target", "--prompt", "Tell me about a dog.", "--max-new-tokens", "24"]
     texts = {
         draft: specdec(*common, "--draft", draft).stdout
         for draft in ("none", "nano-draft", "lookup", "lookup+nano-draft")
@@ -85,14 +85,14 @@ def test_speculative_and_plain_generate_print_the_same_text() -> None:
 
 
 def test_a_stop_string_is_never_shown(tmp_path: Path) -> None:
-    whole = specdec("generate", *NANO, "--prompt", "What is a dog?", "--max-new-tokens", "24").stdout.strip()
+    whole = specdec("generate", *NANO, "--prompt", "Tell me about a dog.", "--max-new-tokens", "24").stdout.strip()
     stop = whole[8:12]
     out = tmp_path / "a.json"
     cut = specdec(
         "generate",
         *NANO,
         "--prompt",
-        "What is a dog?",
+        "Tell me about a dog.",
         "--max-new-tokens",
         "24",
         "--stop",
@@ -106,9 +106,9 @@ def test_a_stop_string_is_never_shown(tmp_path: Path) -> None:
 
 def test_chat_files_and_prompt_files_are_read(tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
-    chat.write_text(json.dumps([{"role": "user", "content": "What is a dog?"}]))
+    chat.write_text(json.dumps([{"role": "user", "content": "Tell me about a dog."}]))
     text = tmp_path / "prompt.txt"
-    text.write_text("What is a dog?")
+    text.write_text("Tell me about a dog.")
     by_chat = specdec("generate", *NANO, "--chat", str(chat), "--max-new-tokens", "8")
     by_file = specdec("generate", *NANO, "--prompt-file", str(text), "--max-new-tokens", "8")
     assert by_chat.returncode == by_file.returncode == 0
@@ -137,7 +137,7 @@ def test_chat_files_and_prompt_files_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_bad_use_exits_2_with_a_reason(arguments: list[str], says: str) -> None:
-    assert_refused(specdec("generate", *NANO, "--prompt", "What is a dog?", *arguments), 2, says)
+    assert_refused(specdec("generate", *NANO, "--prompt", "Tell me about a dog.", *arguments), 2, says)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_an_unknown_model_exits_1_in_one_line() -> None:
 
 
 def test_demo_says_identical() -> None:
-    result = specdec("demo", *NANO, "--prompt", "What is a cat?", "--max-new-tokens", "24")
+    result = specdec("demo", *NANO, "--prompt", "Tell me about a cat.", "--max-new-tokens", "24")
     assert result.returncode == 0, result.stderr
     assert result.stdout.rstrip().endswith("identical: yes")
 
@@ -184,7 +184,7 @@ def test_doctor_writes_what_it_found(tmp_path: Path) -> None:
 def test_bench_reference_writes_every_key_others_read(tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(
-        '{"prompt": "What is a cat?", "class": "a"}\n{"prompt": "What is a dog?", "class": "b"}\n'
+        '{"prompt": "Tell me about a cat.", "class": "a"}\n{"prompt": "Tell me about a dog.", "class": "b"}\n'
     )
     out = tmp_path / "bench.json"
     result = specdec(

@@ -13,7 +13,7 @@ from specdec_ref.errors import CheckpointError, SpecdecError
 from specdec_ref.files import atomic_file
 from specdec_ref.golden import primitives, rounds, texts, traces
 from specdec_ref.golden.content import TOLERANCES, count_cases, differences, dump, sha256, tensors_sha256
-from specdec_ref.golden.nano import DRAFT, TARGET
+from specdec_ref.golden.nano import DRAFT, TARGET, one_thread
 from specdec_ref.golden.runs import load_nano
 
 SCHEMA_VERSION = 1
@@ -25,13 +25,17 @@ GENERATOR_VERSION = 1
 MANIFEST, SCHEMA = "manifest.json", "schema.json"
 
 
-def vectors(models: Path) -> dict[str, dict[str, Any]]:
+def vectors(models: Path, *, twice: bool = False) -> dict[str, dict[str, Any]]:
     """Compute every golden file but schema and manifest, by file name.
 
     Args:
         models: folder that holds the nano pair.
+        twice: run every trace in float64 as well, which must decide the same. Takes twice the time.
     """
-    nano, precise = load_nano(models), load_nano(models, torch.float64)
+    nano = load_nano(models)
+    precise = load_nano(models, torch.float64) if twice else None
+    with one_thread():
+        made_traces = traces.traces(nano, precise)
     made = {
         "philox": primitives.philox(),
         "draw": primitives.drawing(),
@@ -40,7 +44,7 @@ def vectors(models: Path) -> dict[str, dict[str, Any]]:
         "verifiers": rounds.verifiers(),
         "lookup": rounds.lookup(),
         "policies": rounds.policies(),
-        "traces": traces.traces(nano, precise),
+        "traces": made_traces,
         "tokenizer_nano": texts.tokenizer_nano(nano.tokenizer),
     }
     return {
@@ -86,7 +90,7 @@ def generate(out: Path, models: Path, schema_file: Path) -> list[str]:
         schema_file: the hand-written schema, copied along.
     """
     schema = read(schema_file)
-    files = vectors(models)
+    files = vectors(models, twice=True)
     for name, content in files.items():
         old = _old(out / name)
         if old is not None and not any(differences(old, content)):

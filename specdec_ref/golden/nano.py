@@ -63,7 +63,7 @@ class NanoPair:
     tokenizer: Tokenizer
 
 
-def train_pair(target_steps: int = 300, draft_steps: int = 180) -> NanoPair:
+def train_pair(target_steps: int = 300, draft_steps: int = 130) -> NanoPair:
     """Train the target on the corpus, then the draft on the target's probabilities.
 
     Args:
@@ -71,7 +71,7 @@ def train_pair(target_steps: int = 300, draft_steps: int = 180) -> NanoPair:
         draft_steps: the same for the draft.
     """
     tokenizer = nano_tokenizer()
-    with _one_thread():
+    with one_thread():
         rows = _rows(tokenizer, max(target_steps, draft_steps) * _BATCH)
         target = _train_target(rows, target_steps)
         draft = _distil_draft(target, rows, draft_steps)
@@ -79,8 +79,8 @@ def train_pair(target_steps: int = 300, draft_steps: int = 180) -> NanoPair:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    # Several threads may split a sum differently from run to run.
+def one_thread() -> Iterator[None]:
+    """One torch thread for the block: several may split a sum differently, and only get in each other's way here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -17,7 +17,7 @@ from specdec_ref.errors import SpecdecError
 from specdec_ref.files import atomic_folder
 from specdec_ref.golden.content import tensors_sha256
 from specdec_ref.golden.corpus import conversations
-from specdec_ref.golden.nano import DRAFT, HEAD_ROWS, TARGET, NanoPair, tensors, train_pair
+from specdec_ref.golden.nano import DRAFT, HEAD_ROWS, TARGET, NanoPair, one_thread, tensors, train_pair
 from specdec_ref.golden.nano_tokenizer import write_tokenizer
 from specdec_ref.model import Decoder, ModelConfig
 from specdec_ref.runner import Runner
@@ -48,13 +48,13 @@ def make_pair(models: Path, *, check: bool = False) -> dict[str, str]:
                     "training gives other weights than the file holds", where=str(models / name)
                 )
         return hashes
-    figures = {temperature: evaluate(pair, temperature) for temperature in (0.0, 0.7, 1.0)}
+    with one_thread():
+        figures = {temperature: evaluate(pair, temperature) for temperature in (0.0, 0.7, 1.0)}
     for name, model in ((TARGET, pair.target), (DRAFT, pair.draft)):
         with atomic_folder(models / name) as folder:
-            # The loader's shapes and names, and no metadata that could vary.
-            safetensors.torch.save_file(
-                stored(model), folder / "model.safetensors", metadata={"format": "pt"}
-            )
+            weights = folder / "model.safetensors"
+            safetensors.torch.save_file(stored(model), weights, metadata={"format": "pt"})
+            weights.chmod(0o644)  # the library makes it readable for its owner alone
             config = json.dumps(config_json(model.config, pair.tokenizer), indent=2)
             (folder / "config.json").write_text(config + "\n", encoding="utf-8")
             write_tokenizer(pair.tokenizer, folder)
@@ -103,7 +103,7 @@ def config_json(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 @torch.inference_mode()
 def evaluate(pair: NanoPair, temperature: float) -> Telemetry:
-    """Decode new conversations at K = 4 and add up what happened."""
+    """Decode conversations at K = 4 and add up what happened."""
     target, draft = (Decoder(m.config).load_weights(tensors(m)) for m in (pair.target, pair.draft))
     return acceptance(target, draft, pair.tokenizer, temperature)
 
@@ -111,7 +111,7 @@ def evaluate(pair: NanoPair, temperature: float) -> Telemetry:
 def acceptance(
     target: Decoder, draft: Decoder, tokenizer: Tokenizer, temperature: float, count: int = _EVALUATION_SIZE
 ) -> Telemetry:
-    """Telemetry of `count` answers of at most 48 tokens to conversations that training did not see."""
+    """Telemetry of `count` answers of at most 48 tokens to prompts made with a seed of their own."""
     total, runner = Telemetry(), Runner(target)
     drafter = ModelDrafter(Runner(draft), runner.vocab_size)
     for seed, turns in enumerate(conversations(_EVALUATION_SEED, count)):
@@ -178,8 +178,8 @@ must handle, and target and draft agree often but not always.
 {head}
 ## Acceptance at K = 4
 
-Measured on 40 prompts from the same templates as the training text, which it did not contain. alpha: accepted share of the
-judged tokens, over all and by slot; tau: tokens per target pass.
+Measured on 40 prompts from the same templates as the training text (short ones occur in it too). alpha: accepted share of
+the judged tokens, over all and by slot; tau: tokens per target pass.
 
 | temperature | alpha | by slot | tau |
 |---|---|---|---|

@@ -15,15 +15,15 @@ Case = dict[str, Any]
 PROMPTS: dict[str, list[tuple[str, str]]] = {
     "story": [("user", "Tell me about a cat.")],
     "code": [("user", "Write code to add a and b.")],
-    "maths": [("user", "What is 2 + 3?")],
-    "count": [("user", "Count from 2 to 7.")],
-    "place": [("user", "What can I do at the river?")],
-    "list": [("user", "List 4 foods.")],
+    "maths": [("user", "What is 5 + 2?")],
+    "count": [("user", "Count from 3 to 7.")],
+    "taste": [("user", "Do you like cheese?")],
+    "list": [("user", "List 3 animals.")],
     "hello": [("user", "Hello, I am Ada.")],
     "again": [
-        ("user", "What can I do at the market?"),
-        ("assistant", "At the market you can sit and look for a dog. The best time is in the summer."),
-        ("user", "What can I do at the market?"),
+        ("user", "Tell me about a cat."),
+        ("assistant", "The old cat is black. It lives near the forest and sings in the summer."),
+        ("user", "Tell me about a cat."),
     ],
 }
 """Conversations by name. "again" asks twice, so that its answer can be copied from its prompt."""
@@ -67,10 +67,10 @@ def _greedy() -> list[tuple[str, Case]]:
         cases.append((f"greedy, {prompt}, lookup then draft model", _case(prompt, BOTH)))
     sure = {"type": "confidence", "k": 6, "threshold": 0.5}
     cases += [
-        ("greedy, confidence stop", _case("place", policy=sure)),
+        ("greedy, confidence stop", _case("taste", policy=sure)),
         ("greedy, gate closes", _case("story", policy=_gate(_fixed(4), c=0.9))),
         ("greedy, gate stays open", _case("code", policy=_gate(_fixed(4), c=0.05))),
-        ("greedy, gate around a confidence stop", _case("place", BOTH, _gate(sure))),
+        ("greedy, gate around a confidence stop", _case("taste", BOTH, _gate(sure))),
     ]
     return cases
 
@@ -86,21 +86,21 @@ def _endings() -> list[tuple[str, Case]]:
         ("context ends, plain", _case("story", None, context=40)),
         ("the draft's context ends first", _case("story", draft_context=40)),
         ("stop string", _case("story", stop=[" is"])),
-        ("stop string across tokens", _case("place", stop=["never", " the river you"])),
-        ("stop string, plain", _case("place", None, stop=["never", " the river you"])),
-        ("stop string inside a lookup draft", _case("again", LOOKUP, _fixed(8), stop=["market you"])),
+        ("stop string across tokens", _case("taste", stop=["never", "cannot eat"])),
+        ("stop string, plain", _case("taste", None, stop=["never", "cannot eat"])),
+        ("stop string inside a lookup draft", _case("again", LOOKUP, _fixed(8), stop=["near the"])),
         ("cancelled", _case("story", cancel_after=7)),
         ("cancelled at the first token", _case("story", cancel_after=1)),
-        ("eos inside a draft", _case("maths", policy=_fixed(8))),
+        ("eos inside a draft", _case("list", policy=_fixed(6))),
     ]
 
 
 def _sampled() -> list[tuple[str, Case]]:
     warm, cut = specs.sampling(1.0), specs.sampling(0.8, 20, 0.95, 0.02)
-    hot = specs.sampling(1.5)
+    hot = specs.sampling(1.3)
     sure = {"type": "confidence", "k": 6, "threshold": 0.5}
     cases = [("sampled, plain", _case("story", None, sampling=warm))]
-    cases.append(("sampled with processors, plain", _case("place", None, sampling=cut)))
+    cases.append(("sampled with processors, plain", _case("taste", None, sampling=cut)))
     for verifier in ("rejection", "match"):
         for k in (1, 4):
             cases.append(
@@ -110,8 +110,8 @@ def _sampled() -> list[tuple[str, Case]]:
                 )
             )
         cases += [
-            (f"sampled, {verifier}, processors", _case("place", verifier=verifier, sampling=cut)),
-            (f"sampled, {verifier}, temperature 1.5", _case("hello", verifier=verifier, sampling=hot)),
+            (f"sampled, {verifier}, processors", _case("taste", verifier=verifier, sampling=cut)),
+            (f"sampled, {verifier}, temperature 1.3", _case("hello", verifier=verifier, sampling=hot)),
             (f"sampled, {verifier}, lookup", _case("again", LOOKUP, verifier=verifier, sampling=warm)),
             (
                 f"sampled, {verifier}, lookup then draft model",
@@ -126,12 +126,12 @@ def _sampled() -> list[tuple[str, Case]]:
     return cases
 
 
-def traces(nano: Nano, precise: Nano) -> dict[str, Cases]:
+def traces(nano: Nano, precise: Nano | None = None) -> dict[str, Cases]:
     """Run every case; sampled ones with the first seed under which no decision is close.
 
     Args:
         nano: the pair in float32.
-        precise: the pair in float64, which must decide the same.
+        precise: the pair in float64, which must decide the same; None: not asked.
 
     Raises:
         SpecdecError: a greedy case has a close decision, or the two precisions disagree.
@@ -148,15 +148,14 @@ def traces(nano: Nano, precise: Nano) -> dict[str, Cases]:
     return {"cases": cases}
 
 
-def _recorded(nano: Nano, precise: Nano, case: Case) -> Case:
+def _recorded(nano: Nano, precise: Nano | None, case: Case) -> Case:
     greedy = case["sampling"]["temperature"] == 0
     for seed in range(1 if greedy else _SEEDS):
         case["seed"] = seed
         done, margins = run(nano, case)
         if margins.enough:
             case["expected"] = expected(done, nano.tokenizer)
-            again = expected(run(precise, case)[0], nano.tokenizer)
-            if again != case["expected"]:
+            if precise is not None and expected(run(precise, case)[0], nano.tokenizer) != case["expected"]:
                 raise SpecdecError("float32 and float64 decide differently", where=f"traces: {case['name']}")
             return case
     raise SpecdecError(

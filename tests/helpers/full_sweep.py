@@ -1,4 +1,4 @@
-"""The option `--full-sweep`, a plugin that `tests/conftest.py` takes up (or `-p tests.helpers.full_sweep`)."""
+"""The option `--full-sweep`: imported by `tests/conftest.py`, or given with `-p tests.helpers.full_sweep`."""
 
 from __future__ import annotations
 

@@ -141,9 +141,9 @@ def drawn_from_bfloat16(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def drawn_at_another_temperature(logits: Tensor, sampling: Sampling) -> Tensor:
-    """F2: tokens are drawn at half the temperature that the ratio assumes."""
+    """F2: tokens are drawn at a third of the temperature that the ratio assumes."""
     return distribution(
-        logits, Sampling(sampling.temperature / 2, sampling.top_k, sampling.top_p, sampling.min_p)
+        logits, Sampling(sampling.temperature / 3, sampling.top_k, sampling.top_p, sampling.min_p)
     )
 
 
