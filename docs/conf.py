@@ -36,6 +36,5 @@ autodoc_typehints = "description"
 
 html_theme = "sphinx_book_theme"
 html_title = project
-html_static_path = ["_static"]
 templates_path: list[str] = []
 suppress_warnings = ["mystnb.unknown_mime_type"]

@@ -52,7 +52,6 @@ class LoadedModel:
         name: short name for tables.
         source: where it came from, in words.
         folder: the files it was loaded from.
-        tokenizer_sha256: fingerprint of its tokenizer, its own or the one that its config names.
     """
 
     model: Decoder
