@@ -75,7 +75,7 @@ def probabilities(logits: list[float | None], sampling: Case) -> list[float]:
     floor = sampling["min_p"] * max(p.values())
     p = {token: value for token, value in p.items() if value >= floor}
     total = sum(p.values())
-    return [p.get(token, 0.0) / total for token in range(len(values))]
+    return [float32(p.get(token, 0.0) / total) for token in range(len(values))]
 
 
 def judge(p: list[float], q: list[float], token: int, u_accept: float, u_resample: float) -> tuple[bool, int]:

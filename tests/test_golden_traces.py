@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec_ref import paths
-from specdec_ref.golden.runs import load_nano
+from specdec_ref.golden.runs import Nano, expected, load_nano, run
 from specdec_ref.tokenizer import Tokenizer
 
 Case = dict[str, Any]
@@ -41,21 +41,33 @@ def test_golden_cases_cover_every_outcome() -> None:
     assert {entry["reason"] for entry in rounds} == reasons
 
 
+@pytest.fixture(scope="module")
+def nano() -> Nano:
+    return load_nano(paths.assets() / "models")
+
+
+@pytest.mark.parametrize("case", cases("traces")[1::7], ids=lambda case: case["name"])
+def test_running_the_loop_again_gives_the_trace(case: Case, nano: Nano) -> None:
+    done, margins = run(nano, case)
+    assert expected(done, nano.tokenizer) == case["expected"]
+    assert margins.enough
+
+
 @pytest.mark.parametrize("case", cases("traces"), ids=lambda case: case["name"])
 def test_trace_adds_up(case: Case) -> None:
-    expected, rounds = case["expected"], case["expected"]["rounds"]
+    wanted, rounds = case["expected"], case["expected"]["rounds"]
     emitted = [
         token
         for entry in rounds
         for token in entry["drafted"][: entry["accepted"]]
         + ([] if entry["next"] is None else [entry["next"]])
     ]
-    assert emitted == expected["tokens"]
+    assert emitted == wanted["tokens"]
     assert len(emitted) <= case["max_new_tokens"]
     assert len(case["prompt_ids"]) + len(emitted) <= case["context"]
     room = min(case["max_new_tokens"], case["context"] - len(case["prompt_ids"]))
-    assert (len(emitted) == room) == (expected["finish_reason"] in ("length", "context")) or emitted[-1] == 2
-    telemetry = expected["telemetry"]
+    assert (len(emitted) == room) == (wanted["finish_reason"] in ("length", "context")) or emitted[-1] == 2
+    telemetry = wanted["telemetry"]
     assert telemetry["rounds"] == telemetry["target_passes"] == len(rounds)
     assert telemetry["emitted"] == len(emitted)
     assert (
@@ -97,9 +109,9 @@ def test_drafts_are_sometimes_right_and_sometimes_wrong() -> None:
 # --- tokenizer
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_nano(paths.assets() / "models").tokenizer
+@pytest.fixture
+def tokenizer(nano: Nano) -> Tokenizer:
+    return nano.tokenizer
 
 
 def test_streams_add_up_to_the_text(tokenizer: Tokenizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -105,9 +104,10 @@ def test_digits_stand_alone(pair: Nano) -> None:
 
 def test_chat_template_writes_what_training_saw(pair: Nano) -> None:
     for turns in corpus.conversations(5, 20):
-        roles = itertools.cycle(("user", "assistant"))
         messages = [
-            {"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=False)
+            {"role": role, "content": content}
+            for turn in turns
+            for role, content in zip(("user", "assistant"), turn, strict=True)
         ]
         ids = pair.tokenizer.chat(messages, add_generation_prompt=False)
         assert pair.tokenizer.decode(ids) == corpus.chat_text(turns)

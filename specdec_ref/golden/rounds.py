@@ -41,22 +41,28 @@ def verifiers() -> dict[str, Cases]:
         specs.sampling(1.0, 8, 0.95, 0.05),
     ]
     for verifier in ("rejection", "match"):
-        for k in (0, 1, 2, 4, 4, 4, 5):
+        for k, accepted in ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 0), (4, 1), (4, 2), (5, 1)):
             for one_hot in (False, True):
                 sampling = settings[len(cases) % len(settings)]
-                name = f"{verifier}, K = {k}, {'one-hot q' if one_hot or verifier == 'match' else 'q'}"
+                name = f"{verifier}, {accepted} of {k} stand, {'one-hot q' if one_hot else 'q'}"
                 if verifier == "match" and not one_hot:
                     continue  # sample-and-match never looks at q
-                cases.append(_steady_case(numbers, name, verifier, sampling, k, one_hot))
+                cases.append(_steady_case(numbers, name, verifier, sampling, k, accepted, one_hot))
     for index, case in enumerate(cases):
         case["name"] = f"{index:02d} {case['name']}"
     return {"cases": cases}
 
 
 def _steady_case(
-    numbers: random.Random, name: str, verifier: str, sampling: dict[str, Any], k: int, one_hot: bool
+    numbers: random.Random,
+    name: str,
+    verifier: str,
+    sampling: dict[str, Any],
+    k: int,
+    accepted: int,
+    one_hot: bool,
 ) -> dict[str, Any]:
-    """A random case in which nothing is too close to call."""
+    """A random case in which so many tokens stand and nothing is too close to call."""
     while True:
         logits = _logits(numbers, k + 1)
         weights = [
@@ -65,6 +71,8 @@ def _steady_case(
         drafted = [draw(row(w), numbers.random()) for w in weights]
         q = None if one_hot else [float32_list(as_row(w)) for w in weights]
         case = _verified(name, verifier, sampling, logits, drafted, q, seed=int(numbers.random() * 1000))
+        if case["verdict"]["accepted"] != accepted:
+            continue
         margins = sampled_margins(
             row_matrix(logits),
             _draft(drafted, q),
