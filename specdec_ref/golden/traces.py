@@ -13,20 +13,20 @@ from specdec_ref.golden.runs import Nano, expected, run
 Case = dict[str, Any]
 
 PROMPTS: dict[str, list[tuple[str, str]]] = {
-    "story": [("user", "Tell me about a cat.")],
-    "code": [("user", "Write code to add a and b.")],
-    "maths": [("user", "What is 5 + 2?")],
+    "story": [("user", "Tell me about a fox.")],
+    "code": [("user", "Write code to add b and a.")],
+    "maths": [("user", "What is 2 + 3?")],
     "count": [("user", "Count from 3 to 7.")],
     "taste": [("user", "Do you like cheese?")],
     "list": [("user", "List 3 animals.")],
     "hello": [("user", "Hello, I am Ada.")],
     "again": [
-        ("user", "Tell me about a cat."),
+        ("user", "Tell me about a dog."),
         ("assistant", "The old cat is black. It lives near the forest and sings in the summer."),
         ("user", "Tell me about a cat."),
     ],
 }
-"""Conversations by name. "again" asks twice, so that its answer can be copied from its prompt."""
+"""Conversations by name. "again" asks nearly the same twice, so that the answer can be copied."""
 
 MODEL: Case = {"type": "model"}
 LOOKUP: Case = {"type": "lookup", "longest": 3, "shortest": 2}
