@@ -75,7 +75,15 @@ def test_generate_writes_the_record_that_others_read(tmp_path: Path) -> None:
 
 
 def test_speculative_and_plain_generate_print_the_same_text() -> None:
-    common = ["generate", "--target", "nano-target", "--prompt", "Tell me about a dog.", "--max-new-tokens", "24"]
+    common = [
+        "generate",
+        "--target",
+        "nano-target",
+        "--prompt",
+        "Tell me about a dog.",
+        "--max-new-tokens",
+        "24",
+    ]
     texts = {
         draft: specdec(*common, "--draft", draft).stdout
         for draft in ("none", "nano-draft", "lookup", "lookup+nano-draft")
@@ -85,7 +93,9 @@ def test_speculative_and_plain_generate_print_the_same_text() -> None:
 
 
 def test_a_stop_string_is_never_shown(tmp_path: Path) -> None:
-    whole = specdec("generate", *NANO, "--prompt", "Tell me about a dog.", "--max-new-tokens", "24").stdout.strip()
+    whole = specdec(
+        "generate", *NANO, "--prompt", "Tell me about a dog.", "--max-new-tokens", "24"
+    ).stdout.strip()
     stop = whole[8:12]
     out = tmp_path / "a.json"
     cut = specdec(
