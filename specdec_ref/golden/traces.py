@@ -96,11 +96,11 @@ def _endings() -> list[tuple[str, Case]]:
 
 
 def _sampled() -> list[tuple[str, Case]]:
-    warm, cut = specs.sampling(1.0), specs.sampling(0.8, 20, 0.95, 0.02)
+    warm, cut = specs.sampling(1.0), specs.sampling(0.9, 12, 0.9, 0.04)
     hot = specs.sampling(1.3)
     sure = {"type": "confidence", "k": 6, "threshold": 0.5}
     cases = [("sampled, plain", _case("story", None, sampling=warm))]
-    cases.append(("sampled with processors, plain", _case("taste", None, sampling=cut)))
+    cases.append(("sampled with processors, plain", _case("story", None, sampling=cut)))
     for verifier in ("rejection", "match"):
         for k in (1, 4):
             cases.append(
@@ -110,7 +110,7 @@ def _sampled() -> list[tuple[str, Case]]:
                 )
             )
         cases += [
-            (f"sampled, {verifier}, processors", _case("taste", verifier=verifier, sampling=cut)),
+            (f"sampled, {verifier}, processors", _case("story", verifier=verifier, sampling=cut)),
             (f"sampled, {verifier}, temperature 1.3", _case("hello", verifier=verifier, sampling=hot)),
             (f"sampled, {verifier}, lookup", _case("again", LOOKUP, verifier=verifier, sampling=warm)),
             (
