@@ -100,6 +100,10 @@ class Costs:
     c: float
     v: dict[int, float]
 
+    def __post_init__(self) -> None:
+        if len(self.v) < 2 or 0 not in self.v:
+            raise UsageError("costs need v for K = 0 and for at least one larger K")
+
     def round_cost(self, drafted: int) -> float:
         """Cost of a round with so many drafted tokens; beyond the measured K the last slope goes on."""
         if drafted in self.v:

@@ -1,4 +1,4 @@
-"""The golden README is enough: a second implementation, written from it in plain Python, agrees with every case.
+"""The golden README is enough: a second implementation in plain Python, written from it, agrees with it all.
 
 This is what the C++, Swift and Kotlin tests do as well. Nothing here imports the code that made the files.
 """

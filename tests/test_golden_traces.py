@@ -1,4 +1,4 @@
-"""Golden traces and tokenizer vectors: they add up, they cover every outcome, and they agree with each other."""
+"""Golden traces and tokenizer vectors: they add up, cover every outcome, and agree with each other."""
 
 from __future__ import annotations
 

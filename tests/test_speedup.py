@@ -96,3 +96,9 @@ def test_bytes_per_step_counts_body_head_and_cached_keys_and_values() -> None:
 
 def test_bandwidth_is_that_of_a_real_memory() -> None:
     assert 1e8 < read_bandwidth(16, 2) < 1e13
+
+
+@pytest.mark.parametrize("v", [{}, {0: 1.0}, {4: 1.5, 8: 2.0}])
+def test_costs_without_a_plain_step_or_a_larger_k_are_refused(v: dict[int, float]) -> None:
+    with pytest.raises(UsageError, match="K = 0"):
+        Costs(c=0.1, v=v)

@@ -13,8 +13,8 @@ from specdec_ref.errors import SpecdecError
 from specdec_ref.golden import generate, nano_files
 
 _EPILOG = """examples:
-  python -m specdec_ref.golden               make assets/golden anew; files that stay the same keep their bytes
-  python -m specdec_ref.golden --check       change nothing; exit 1 and name the first difference, if there is one
+  python -m specdec_ref.golden               make assets/golden anew; unchanged files keep their bytes
+  python -m specdec_ref.golden --check       change nothing; exit 1 naming the first difference
   python -m specdec_ref.golden nano          train the nano pair anew (then make the vectors anew)
   python -m specdec_ref.golden nano --check  train it and compare with the committed weights
 """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 TOLERANCES = {"probabilities": 1e-6}
-"""Absolute tolerance by key, for the only numbers that pass through exp and float32 sums; all else must be equal."""
+"""Absolute tolerance by key, for the only numbers that pass through exp; all else must be equal."""
 
 _WIDTH = 110
 
@@ -75,7 +75,7 @@ def count_cases(content: Mapping[str, Any]) -> int:
 
 
 def dump(content: Any) -> str:
-    """JSON text in which whatever fits a line stands on one line, so that a changed case is a changed line."""
+    """JSON text in which what fits a line stands on one line: a changed case is a changed line."""
     return _layout(content, "") + "\n"
 
 

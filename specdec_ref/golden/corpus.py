@@ -1,7 +1,6 @@
-"""The nano pair's world: short conversations made from templates, in the six classes of the kit's prompt sets.
+"""The nano pair's world: short conversations made from templates, all of them written for this kit.
 
-All of it was written for this kit. A template knows its words, so any number of different conversations can be made, and
-the same ones every time.
+A template knows its words, so any number of different conversations can be made, and the same ones every time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GROUPS = {"colours": COLOURS, "animals": ANIMALS, "foods": FOODS, "places": PLAC
 
 
 class _Chooser:
-    """Picks words by the one method of `random.Random` whose numbers never change between versions of Python."""
+    """Picks words by the one method of `random.Random` whose numbers no version of Python changes."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -51,12 +50,14 @@ def _chat(c: _Chooser) -> Turn:
         name = c.pick(NAMES)
         return (
             f"Hello, I am {name}.",
-            f"Hello {name}! It is good to meet you. {c.pick(('How can I help?', 'What shall we talk about?'))}",
+            f"Hello {name}! It is good to meet you. "
+            f"{c.pick(('How can I help?', 'What shall we talk about?'))}",
         )
     if kind == 1:
         place = c.pick(PLACES)
         return f"What can I do at the {place}?", (
-            f"At the {place} you can {c.pick(('walk', 'rest', 'read', 'sit'))} and look for a {c.pick(ANIMALS)}. "
+            f"At the {place} you can {c.pick(('walk', 'rest', 'read', 'sit'))} "
+            f"and look for a {c.pick(ANIMALS)}. "
             f"The best time is {c.pick(('in the ', 'late in the '))}{c.pick(TIMES)}."
         )
     if kind == 2:
@@ -71,7 +72,8 @@ def _chat(c: _Chooser) -> Turn:
 def _story(c: _Chooser) -> Turn:
     animal, size, colour, place = c.pick(ANIMALS), c.pick(SIZES), c.pick(COLOURS), c.pick(PLACES)
     return f"Tell me about a {animal}.", (
-        f"The {size} {animal} is {colour}. It lives near the {place} and {c.pick(DEEDS)} in the {c.pick(TIMES)}. "
+        f"The {size} {animal} is {colour}. "
+        f"It lives near the {place} and {c.pick(DEEDS)} in the {c.pick(TIMES)}. "
         f"{c.pick(NAMES)} gives it {c.pick(FOODS)} every day."
     )
 

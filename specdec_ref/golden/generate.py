@@ -82,7 +82,7 @@ def _model_entry(folder: Path) -> dict[str, Any]:
 
 
 def generate(out: Path, models: Path, schema_file: Path) -> list[str]:
-    """Write what changed into `out` and return the names of the files written; what is the same keeps its bytes.
+    """Write what changed into `out` and return those files' names; what is the same keeps its bytes.
 
     Args:
         out: folder of the golden files, made if need be.

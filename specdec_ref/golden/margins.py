@@ -1,8 +1,8 @@
 """How far each decision of a run is from going the other way.
 
-Two machines compute the same logits to about 1e-5, not to the bit. A decision taken at less than that distance would
-differ between them, and a golden vector that holds it would fail for no fault. So every decision is measured here, and
-cases with a close one are not used.
+Two machines compute the same logits to about 1e-5, not to the bit. A decision taken at less than that distance
+would differ between them, and a golden vector that holds it would fail for no fault. So every decision is
+measured here, and cases with a close one are not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def top_gap(logits: Tensor) -> float:
 
 
 def draw_margin(weights: Tensor, uniform: float) -> float:
-    """Distance of the point that `uniform` picks from the nearest inner boundary of the cumulative weights."""
+    """Distance of the point that `uniform` picks from the nearest boundary between two tokens."""
     mass = weights.double().cumsum(0)
     inner = mass[(mass > 0) & (mass < mass[-1])]
     return float((inner - uniform * mass[-1]).abs().min()) if len(inner) else 1.0

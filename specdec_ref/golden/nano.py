@@ -1,11 +1,11 @@
-"""The nano pair: a target and a draft of the Llama family, trained here in less than a minute, small enough to commit.
+"""The nano pair: a target and a draft of the Llama family, trained in less than a minute, small enough to commit.
 
-They are good for nothing but tests, and for these they are complete: grouped-query attention, tied embeddings, a chat
-template, a draft with a reduced head that agrees with the target most of the time but not always.
+They are good for nothing but tests, and for these they are complete: grouped-query attention, tied embeddings, a
+chat template, a draft with a reduced head that agrees with the target most of the time but not always.
 
-The committed weights can be made again bit for bit, also on another processor. Training runs in float64 on one thread, where
-processors differ by some 1e-16 per operation. Training amplifies that, 1e8-fold in 300 steps; so every 25 steps
-weights and optimiser are rounded to bfloat16, which wipes such differences out before they matter.
+The committed weights can be made again bit for bit, on other processors and with other numbers of threads too.
+Training runs in float64, where these differ by some 1e-16 per operation. Training amplifies that, 1e10-fold in 300
+steps; so every 25 steps weights and optimiser are rounded to bfloat16, which wipes out such differences in time.
 """
 
 from __future__ import annotations
@@ -74,16 +74,15 @@ def train_pair(target_steps: int = 300, draft_steps: int = 130) -> NanoPair:
         draft_steps: the same for the draft.
     """
     tokenizer = nano_tokenizer()
-    with one_thread():
-        rows = _rows(tokenizer, max(target_steps, draft_steps) * _BATCH)
-        target = _train_target(rows, target_steps)
-        draft = _distil_draft(target, rows, draft_steps)
+    rows = _rows(tokenizer, max(target_steps, draft_steps) * _BATCH)
+    target = _train_target(rows, target_steps)
+    draft = _distil_draft(target, rows, draft_steps)
     return NanoPair(target, draft, tokenizer)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread for the block: several may split a sum differently, and only get in each other's way here."""
+    """One torch thread for the block: decoding with models this small, several only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -151,8 +151,8 @@ def _figure(temperature: float, telemetry: Telemetry) -> str:
 
 
 _HEAD_NOTE = """
-Its output head is reduced: it holds the {rows} most frequent tokens, row r being token `specdec.head_ids[r]` (ascending).
-The draft can propose no other token; q is zero there.
+Its output head is reduced: it holds the {rows} most frequent tokens, row r being token `specdec.head_ids[r]`
+(ascending). The draft can propose no other token; q is zero there.
 """
 
 _CARD = """---
@@ -164,9 +164,9 @@ tags: [speculative-decoding, test-fixture]
 
 # {name}
 
-The {role} of the nano pair: a Llama-family model trained in less than a minute on a CPU, for tests and for trying out a
-runtime. **It knows nothing and its answers are mostly wrong.** It is small, it has every feature that the decoding code
-must handle, and target and draft agree often but not always.
+The {role} of the nano pair: a Llama-family model trained in less than a minute on a CPU, for tests and for
+trying out a runtime. **It knows nothing and its answers are mostly wrong.** It is small, it has every feature
+that the decoding code must handle, and target and draft agree often but not always.
 
 | | |
 |---|---|
@@ -178,8 +178,8 @@ must handle, and target and draft agree often but not always.
 {head}
 ## Acceptance at K = 4
 
-Measured on 40 prompts from the same templates as the training text (short ones occur in it too). alpha: accepted share of
-the judged tokens, over all and by slot; tau: tokens per target pass.
+Measured on 40 prompts from the same templates as the training text (short ones occur in it too). alpha: accepted
+share of the judged tokens, over all and by slot; tau: tokens per target pass.
 
 | temperature | alpha | by slot | tau |
 |---|---|---|---|
@@ -188,7 +188,8 @@ the judged tokens, over all and by slot; tau: tokens per target pass.
 ## How it was made
 
 `python -m specdec_ref.golden nano` makes both models anew: conversations from templates written for this kit
-(`specdec_ref/golden/corpus.py`), a tokenizer learnt from them, the target trained on them, the draft trained on the target's
-probabilities. Training runs in float64 on one thread with fixed seeds, so that the rounded weights come out the same;
-`assets/golden/manifest.json` holds their hashes. No foreign text, weights or data are in it.
+(`specdec_ref/golden/corpus.py`), a tokenizer learnt from them, the target trained on them, the draft trained on
+the target's probabilities. Training runs in float64 with fixed seeds and is rounded to bfloat16 every 25 steps, so
+that the same weights come out everywhere; `assets/golden/manifest.json` holds their hashes. No foreign text,
+weights or data are in it.
 """

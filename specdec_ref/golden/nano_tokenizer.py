@@ -1,4 +1,4 @@
-"""The nano pair's tokenizer: byte-level BPE of the same kind as SmolLM2's, with 512 tokens learnt from its own corpus."""
+"""The nano pair's tokenizer: byte-level BPE of the same kind as SmolLM2's, 512 tokens learnt from its corpus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CORPUS_SEED, _CORPUS_SIZE = 1, 1000
 
 
 def train_tokenizer() -> tokenizers.Tokenizer:
-    """Learn the merges. Each digit is cut out first, so that no token mixes digits; all 256 bytes have a token."""
+    """Learn the merges. Each digit is cut out first, so no token mixes digits; all 256 bytes have one."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -55,7 +55,7 @@ def nano_tokenizer() -> Tokenizer:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the three files of a tokenizer, `tokenizer.json` without the white space that doubles its size."""
+    """Write a tokenizer's three files, `tokenizer.json` without the white space that doubles its size."""
     tokenizer.save(folder)
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))

@@ -163,7 +163,7 @@ _Observed = tuple[int, int, float, float]
 
 
 def policies() -> dict[str, Cases]:
-    """Which K each policy asks for, given what happened before; whether to go on drafting; what a round costs."""
+    """Which K each policy asks for after what happened; whether to draft on; what a round costs."""
     four = specs.costs(0.1, {0: 1.0, 1: 1.1, 2: 1.2, 4: 1.5})
     gate = {"type": "gate", "inner": {"type": "fixed", "k": 4}, "costs": four}
     quick = gate | {"window": 4, "probe": 2, "rest": 3, "longest_rest": 6}

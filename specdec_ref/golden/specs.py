@@ -1,4 +1,4 @@
-"""Settings as golden files name them -> the objects of this package. Readers in other languages have the same table."""
+"""Settings as golden files name them -> the objects of this package. Other languages have the same table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_policy(spec: Mapping[str, Any]) -> LookaheadPolicy:
 
 
 def make_drafter(spec: Mapping[str, Any], draft: Runner, vocab_size: int) -> Drafter:
-    """`{"type": "model"}`, `{"type": "lookup", "longest": 3, "shortest": 2}`, or "first_match" of several `drafters`."""
+    """`{"type": "model"}`, "lookup" with `longest` and `shortest`, or "first_match" of several `drafters`."""
     if spec["type"] == "model":
         return ModelDrafter(draft, vocab_size)
     if spec["type"] == "lookup":

@@ -1,4 +1,4 @@
-"""Golden traces: whole generations of the nano pair, for every part of the loop that another language must repeat."""
+"""Golden traces: whole generations of the nano pair, for every part of the loop that others must repeat."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def _recorded(nano: Nano, precise: Nano | None, case: Case) -> Case:
                 raise SpecdecError("float32 and float64 decide differently", where=f"traces: {case['name']}")
             return case
     raise SpecdecError(
-        f"a decision is too close to repeat on another processor (gap {margins.gap:.4f}, margin {margins.margin:.1e}; "
-        f"needed {LEAST_GAP} and {LEAST_MARGIN})",
+        "a decision is too close to repeat on another processor "
+        f"(gap {margins.gap:.4f}, margin {margins.margin:.1e}; needed {LEAST_GAP} and {LEAST_MARGIN})",
         where=f"traces: {case['name']}",
         fix="choose another prompt",
     )
