@@ -4,7 +4,7 @@ In float64 strictly. In float32 the same logits computed alone and inside a long
 difference of two texts is legal only where the plain loop's two best logits are closer than the largest such difference
 measured in the same test, and it is printed.
 
-By default every prompt of the kit's set is decoded for 16 tokens with one (K, drafter) each, all combinations taking turns.
+By default every prompt of the kit's set is decoded for 10 tokens with one (K, drafter) each, all combinations taking turns.
 `python -m pytest tests/test_real_losslessness.py --full-sweep -s` decodes every prompt for 128 tokens with every K and both
 drafters instead, and takes hours; the report is printed.
 """
@@ -22,9 +22,10 @@ from specdec_ref.prompts import Prompt, load_prompts
 from specdec_ref.runner import Runner
 from tests.helpers.greedy_agreement import Agreement, Recorded, double, with_wrong_rollback
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0), pytest.mark.usefixtures("all_threads")]
 
 COMBINATIONS = list(itertools.product((1, 2, 4, 5, 8), ("draft", "lookup")))
+TOKENS, TOKENS_FLOAT64, FULL_TOKENS = 10, 14, 128
 LARGEST_ROUNDING = 1e-3
 """Logits of one model computed in two batch shapes differ by less in float32; more would be a wrong result."""
 
@@ -70,7 +71,7 @@ def test_in_float64_the_texts_are_equal_without_exception(smollm2, drafters, voc
     agreement = Agreement()
     target = Recorded(Runner(model, 512, vocab_size=vocabulary))
     for index, prompt in enumerate(prompts):
-        _compare(agreement, target, smollm2, prompt, drafters, COMBINATIONS[index::3], 24)
+        _compare(agreement, target, smollm2, prompt, drafters, COMBINATIONS[index::3], TOKENS_FLOAT64)
     print(agreement)
     assert agreement.texts == len(COMBINATIONS)
     assert not agreement.differences, str(agreement)
@@ -86,7 +87,9 @@ def test_in_float32_every_prompt_s_first_difference_is_within_rounding(
     for index, prompt in enumerate(prompts):
         combinations = COMBINATIONS if full_sweep else [COMBINATIONS[index % len(COMBINATIONS)]]
         used += combinations
-        _compare(agreement, target, smollm2, prompt, drafters, combinations, 128 if full_sweep else 16)
+        _compare(
+            agreement, target, smollm2, prompt, drafters, combinations, FULL_TOKENS if full_sweep else TOKENS
+        )
     print(agreement)
     assert min(used.count(combination) for combination in COMBINATIONS) >= 4
     assert agreement.batch_shape_error < LARGEST_ROUNDING, str(agreement)
