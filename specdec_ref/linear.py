@@ -46,7 +46,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "(W @ [x x].T).T, first column": _weight_first_padded,
     "(W @ x.T).T by blocks of rows": _row_blocks,
 }
-"""Equivalent formulations of `x @ weight.T` for x [T, in] and weight [out, in]; the last one only for T = 1."""
+"""Equivalent formulations of `x @ weight.T` for x [T, in] and weight [out, in]; the padded one only for T = 1."""
 
 _chosen: dict[tuple[torch.dtype, int], str] = {}
 _probe: dict[torch.dtype, list[Tensor]] = {}

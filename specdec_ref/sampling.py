@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_ref.errors import UsageError
+from specdec_ref.errors import SpecdecError, UsageError
 
 _CANDIDATES = 1024
 
@@ -65,6 +65,8 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
         return torch.stack([distribution(row, sampling) for row in logits])
     if sampling.greedy:
         return torch.zeros(logits.shape, dtype=torch.float32).index_fill_(0, logits.argmax(), 1.0)
+    if logits.max().isnan():
+        raise SpecdecError("the model returned NaN logits", fix="run it in float32, or check the weights")
     scaled = logits.float() / sampling.temperature
     if not torch.isfinite(scaled.max()):  # so cold that the division overflows: the limit is greedy
         return distribution(logits, Sampling())

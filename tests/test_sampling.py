@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specdec_ref import sampling as module
-from specdec_ref.errors import UsageError
+from specdec_ref.errors import SpecdecError, UsageError
 from specdec_ref.sampling import Sampling, distribution, draw
 from tests.helpers.properties import examples
 from tests.helpers.slow_sampling import nearest_cut, slow_distribution, slow_draw
@@ -250,3 +250,8 @@ def test_draw_covers_each_token_in_proportion_to_its_weight():
     weights = torch.tensor([1.0, 0.0, 3.0, 4.0])  # eighths
     drawn = [draw(weights, (i + 0.5) / 80) for i in range(80)]
     assert [drawn.count(token) for token in range(4)] == [10, 0, 30, 40]
+
+
+def test_nan_logits_are_an_error_and_not_a_choice() -> None:
+    with pytest.raises(SpecdecError, match="NaN logits"):
+        distribution(torch.tensor([float("nan"), 1.0, 2.0]), Sampling(temperature=1.0))
