@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec_ref.errors import CheckpointError
 from specdec_ref.model import Decoder, Layer
+from specdec_ref.quiet import silence_libraries
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -53,6 +54,7 @@ def to_transformers(model: Decoder) -> LlamaForCausalLM:
     Raises:
         CheckpointError: the model has biases, qk-norm or rope scaling, which plain Llama has not.
     """
+    silence_libraries()
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     c = model.config

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-import warnings
 
 import torch
 
-_DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
-_NOISY_LOGGERS = (
-    "transformers",
-    "torchao",
-    "coremltools",
-    "executorch",
-    "matplotlib",
-    "httpx",
-    "huggingface_hub",
-)
+from specdec_ref.quiet import silence_libraries
 
 
 def setup() -> None:
@@ -28,17 +17,7 @@ def setup() -> None:
     stored outputs are compared and stderr is part of them. Gradients are off, seeds are fixed, torch uses the physical
     cores, and figures share one plain style.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for category in _DEPRECATIONS:
-        warnings.filterwarnings("ignore", category=category)
-    warnings.filterwarnings(
-        "ignore", message=r".*(torchao|cpp extensions|coremltools|scikit-learn version|Torch version).*"
-    )
-    warnings.filterwarnings("ignore", message=r".*IProgress not found.*")
-    for name in _NOISY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    silence_libraries()
     torch.set_grad_enabled(False)
     torch.set_printoptions(precision=3, sci_mode=False)
     torch.set_num_threads(_threads())
