@@ -5,6 +5,7 @@
 #   PYTHON       the Python that .venv is made with (3.11 to 3.13)
 #   TORCH_INDEX  URL of a package index with CPU-only builds of PyTorch (Linux)
 #   WHEELS       folder of wheels to install from, without network (see offline-bundle)
+#   JOBS         test processes side by side (2); each holds the real model, about 2 GB
 #   PYTEST_ARGS  more arguments for pytest, as in PYTEST_ARGS="-x -k acceptance"
 #   UPGRADE      with `make lock`: UPGRADE=1 moves every open pin to its newest release
 
@@ -14,7 +15,9 @@ MAKEFLAGS += --no-print-directory
 export PYTHON TORCH_INDEX WHEELS
 
 PY := .venv/bin/python
-PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
+JOBS ?= 2
+# One torch thread per process: two processes that share two cores must not wait for each other's threads.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=180 -p no:cacheprovider \
          --ignore=notebooks/student --ignore=notebooks/instructor
 

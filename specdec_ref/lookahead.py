@@ -125,6 +125,9 @@ class BreakEvenGate:
     is generated: then some rounds are run plainly first, to know what a plain step costs. Averages decay, so the gate
     follows the text. Each probe that fails doubles the rest before the next one.
 
+    Timed rounds make K depend on the clock. Greedy text stays the same; sampled text follows the target's distribution but
+    no longer repeats from its seed, because K decides which uniforms are used. Give `costs` where it has to.
+
     Args:
         inner: the policy that chooses K while the gate is open.
         costs: measured costs; None: time the rounds.

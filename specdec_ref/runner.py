@@ -46,6 +46,17 @@ class LanguageModel(Protocol):
         ...
 
 
+class DraftModel(LanguageModel, Protocol):
+    """A language model that may know only part of the vocabulary.
+
+    Attributes:
+        head_ids: the token id of each column of the logits; None: all of them, in order.
+    """
+
+    @property
+    def head_ids(self) -> Tensor | None: ...
+
+
 class Runner:
     """Runs a `Decoder` over a static cache.
 
@@ -73,6 +84,10 @@ class Runner:
     @property
     def length(self) -> int:
         return self.cache.length
+
+    @property
+    def head_ids(self) -> Tensor | None:
+        return self.model.head_ids
 
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int]) -> Tensor:

@@ -14,7 +14,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from specdec_ref.checkpoints import LoadedModel, load
-from tests.helpers.full_sweep import pytest_addoption  # noqa: F401  pytest finds the option here
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from specdec_ref import linear
 from specdec_ref.bench.peer_transformers import TransformersPeer
+from specdec_ref.bench.stalls import Stalls
 from specdec_ref.decoding import autoregressive, speculative
 from specdec_ref.lookahead import Costs
 from specdec_ref.pair import Pair, load_pair
@@ -60,6 +61,7 @@ class Side:
     costs: Costs
     k: int
     seconds: dict[str, float]
+    stalls: Stalls
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def run_reference(prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
         "max_new_tokens_peer_bfloat16_sampled": min(SHORT_TEXT, settings.max_new_tokens),
         "prompts": len(kept) - skipped,
         "prompts_skipped_by_time_limit": skipped,
+        "runs_repeated_after_a_stall": sum(side.stalls.repeated for side in sides.values()),
         "linear": linear.report(),
         **report,
     }
@@ -139,7 +142,7 @@ def _side(settings: Settings, dtype: torch.dtype, pilot: list[Prompt]) -> Side:
     peer = None
     if pair.draft is not None:
         peer = TransformersPeer(pair.target.model, pair.draft.model, max(k, 1))
-    return Side(pair, peer, costs, k, seconds)
+    return Side(pair, peer, costs, k, seconds, Stalls())
 
 
 def _ids(pair: Pair, prompt: Prompt) -> list[int]:
@@ -168,24 +171,47 @@ def _run(
 ) -> list[Sample]:
     """All methods on one prompt, one after another."""
     pair, ids = side.pair, _ids(side.pair, prompt)
-    plain = autoregressive(
-        pair.target,
-        ids,
-        sampling=sampling,
-        max_new_tokens=settings.max_new_tokens,
-        eos_ids=pair.eos_ids,
-        seed=settings.seed,
-    )
-    fast = _speculate(pair, ids, side.k, settings, sampling)
-    done = [
-        Sample(name, prompt.kind, result.tokens, result.seconds["decode"], result.telemetry)
-        for name, result in (("autoregressive", plain), ("speculative", fast))
-    ]
-    if peer and side.peer is not None:
-        for name, assisted in (("peer_plain", False), ("peer_assisted", True)):
-            tokens, seconds = side.peer.generate(
+    suffix = " sampled" if sampling else ""
+
+    def loop(method: Callable[[], Generation]) -> Callable[[], tuple[Generation, float]]:
+        def run() -> tuple[Generation, float]:
+            result = method()
+            return result, result.seconds["decode"] / max(result.telemetry.target_passes, 1)
+
+        return run
+
+    def peer_loop(assisted: bool) -> Callable[[], tuple[tuple[list[int], float], float]]:
+        assert side.peer is not None
+        generate = side.peer.generate
+
+        def run() -> tuple[tuple[list[int], float], float]:
+            tokens, seconds = generate(
                 ids, assisted=assisted, max_new_tokens=settings.max_new_tokens, eos_ids=pair.eos_ids
             )
+            return (tokens, seconds), seconds / max(len(tokens), 1)
+
+        return run
+
+    def plainly() -> Generation:
+        return autoregressive(
+            pair.target,
+            ids,
+            sampling=sampling,
+            max_new_tokens=settings.max_new_tokens,
+            eos_ids=pair.eos_ids,
+            seed=settings.seed,
+        )
+
+    done = []
+    for name, method in (
+        ("autoregressive", plainly),
+        ("speculative", lambda: _speculate(pair, ids, side.k, settings, sampling)),
+    ):
+        result = side.stalls.steady(name + suffix, loop(method))
+        done.append(Sample(name, prompt.kind, result.tokens, result.seconds["decode"], result.telemetry))
+    if peer and side.peer is not None:
+        for name, assisted in (("peer_plain", False), ("peer_assisted", True)):
+            tokens, seconds = side.stalls.steady(name, peer_loop(assisted))
             done.append(Sample(name, prompt.kind, tokens, seconds))
     return done
 
@@ -277,57 +303,3 @@ def _better(report: dict[str, Any]) -> dict[str, Any]:
         "peer": {"dtype": other, "tokens_per_s": theirs[other]},
         "ratio": round(ours[mine] / theirs[other], 3),
     }
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """Print the result as tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for title, section in (
-        ("float32, greedy", report),
-        ("float32, temperature 1", report["sampled"]),
-        ("bfloat16, greedy", report["bfloat16"]),
-    ):
-        table = Table(title=title, title_justify="left", box=None)
-        for heading in (
-            "class",
-            "plain t/s",
-            "roofline",
-            "spec t/s",
-            "K",
-            "tau",
-            "speed-up",
-            "predicted",
-            "identical",
-            "peer t/s",
-        ):
-            table.add_column(heading, justify="left" if heading == "class" else "right")
-        for name, s in [*section["classes"].items(), ("overall", section["overall"])]:
-            peer = s.get("peer_transformers")
-            table.add_row(
-                name,
-                f"{s['autoregressive']['tokens_per_s']:.1f}",
-                f"{s['autoregressive']['roofline_fraction']:.0%}",
-                f"{s['speculative']['tokens_per_s']:.1f}",
-                str(s["k"]),
-                f"{s['tau']:.2f}",
-                f"{s['speedup']:.2f}x",
-                f"{s['predicted_speedup']:.2f}x",
-                "yes" if s["identical"] else ("–" if title.endswith("1") else "no"),
-                f"{peer['tokens_per_s']:.1f}" if peer else "–",
-            )
-        console.print(table)
-        o = section["overall"]
-        console.print(
-            f"c = {o['c']:.3f}, v(K) = {', '.join(f'{k}: {v:.2f}' for k, v in o['v'].items() if k != '0')}\n"
-        )
-    if report["better_dtype"]:
-        b = report["better_dtype"]
-        console.print(
-            f"each side at its better dtype: ours {b['ours']['tokens_per_s']:.1f} ({b['ours']['dtype']}, {b['ours']['loop']}), "
-            f"transformers assisted {b['peer']['tokens_per_s']:.1f} ({b['peer']['dtype']}): {b['ratio']:.2f}x"
-        )
-    if report["prompts_skipped_by_time_limit"]:
-        console.print(f"{report['prompts_skipped_by_time_limit']} prompts left out by the time limit")

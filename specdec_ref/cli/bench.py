@@ -38,7 +38,8 @@ def reference(
 ) -> None:
     """Run the reference benchmark."""
     check_writable(json)
-    from specdec_ref.bench.reference import Settings, print_report, run_reference
+    from specdec_ref.bench.reference import Settings, run_reference
+    from specdec_ref.bench.reference_table import print_report
     from specdec_ref.cli.generate import parse_lookahead
     from specdec_ref.prompts import load_prompts
 

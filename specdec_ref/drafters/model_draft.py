@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_ref.acceptance import Draft
 from specdec_ref.drafters.base import Request
 from specdec_ref.rng import Purpose
-from specdec_ref.runner import Runner
+from specdec_ref.runner import DraftModel
 from specdec_ref.sampling import distribution, draw
 
 
@@ -25,13 +25,13 @@ class ModelDrafter:
         vocab_size: the target's vocabulary V.
     """
 
-    def __init__(self, runner: Runner, vocab_size: int) -> None:
+    def __init__(self, runner: DraftModel, vocab_size: int) -> None:
         self.runner = runner
         self.vocab_size = vocab_size
         self.passes = 0
         self._held: list[int] = []  # the tokens whose keys and values are in the cache
         self._agreed = 0
-        ids = runner.model.head_ids
+        ids = runner.head_ids
         rows = torch.arange(runner.vocab_size) if ids is None else ids
         self._head_ids: Tensor = rows[rows < vocab_size]
         self._reduced = len(self._head_ids) < vocab_size

@@ -84,8 +84,8 @@ def check(name: str, attempt: Any, test: Check[T]) -> T:
     return result
 
 
-class _NotAttemptedError(Exception):
-    """A stub was called."""
+class _NotAttemptedError(BaseException):
+    """A stub was called. Not an `Exception`: a learner's own `except Exception` around the stub must not swallow it."""
 
 
 def _watched(attempt: Any) -> Any:

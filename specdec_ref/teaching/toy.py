@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +34,7 @@ class TableModel:
         self.table = logits
         self.vocab_size = int(logits.shape[1])
         self.capacity = 4096
-        self.model: Any = SimpleNamespace(
-            head_ids=None
-        )  # what a drafter asks of a decoder: the whole vocabulary
+        self.head_ids: Tensor | None = None  # it knows the whole vocabulary
         self.remembers_all, self.most_passes = remembers_all, most_passes
         self.held: list[int] = []
         self.passes: list[int] = []

@@ -111,6 +111,15 @@ class Agreement:
                 self.differences.append(Difference(name, index, gap))
                 return
 
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            max(self.batch_shape_error, other.batch_shape_error),
+            min(self.smallest_gap, other.smallest_gap),
+            [*(self.differences or []), *(other.differences or [])],
+            self.texts + other.texts,
+            self.tokens + other.tokens,
+        )
+
     def illegal(self, limit: float) -> list[Difference]:
         """Differences that rounding does not explain.
 

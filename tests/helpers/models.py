@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class TableModel:
         self.table = logits
         self.vocab_size = logits.shape[1]
         self.capacity = capacity
-        self.model = SimpleNamespace(head_ids=None if head_ids is None else torch.tensor(head_ids))
+        self.head_ids = None if head_ids is None else torch.tensor(head_ids)
         self.passes: list[int] = []
         self.held: list[int] = []
         self._known: dict[tuple[int, ...], Tensor] = {}

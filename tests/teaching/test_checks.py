@@ -32,6 +32,15 @@ class TestCheck:
         assert check("double", stub, double_check) is double
         assert capsys.readouterr().out == "double: not attempted yet: the reference is used below\n"
 
+    def test_stub_inside_the_learner_s_own_try_is_still_a_stub(self) -> None:
+        def swallowing(attempt: Any) -> None:
+            try:
+                expect("double(3)", attempt(3), 6, "Twice three.")
+            except Exception as error:
+                raise ExerciseError("wrong") from error
+
+        assert check("double", lambda x: NotImplemented, exercise_test(double)(swallowing)) is double
+
     def test_wrong_attempt_says_expected_came_and_why_in_one_line(self) -> None:
         with pytest.raises(ExerciseError) as caught:
             check("double", lambda x: x, double_check)

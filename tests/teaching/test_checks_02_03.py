@@ -13,7 +13,7 @@ from specdec_ref.acceptance import accept_or_resample, greedy_verifier
 from specdec_ref.drafters.base import Request
 from specdec_ref.rng import Purpose, Uniforms
 from specdec_ref.sampling import Sampling, distribution, draw
-from specdec_ref.teaching import checks_02, checks_03, exercise, strip, toy
+from specdec_ref.teaching import checks_02, checks_03, exercise, strip, textbook_loop, toy
 from specdec_ref.teaching.exercise import ExerciseError
 from specdec_ref.trace import Round
 from tests.helpers.planted_judges import JUDGES, residual_is_p, residual_never_falls_back
@@ -138,18 +138,18 @@ def loop_with(fault: str = ""):
 
 
 def test_the_textbook_loop_has_all_four_faults_and_the_mended_none():
-    assert list(checks_02.loop_faults(checks_02.textbook_loop)) == list(checks_02.FAULTS)
-    assert not checks_02.loop_faults(checks_02.mended_loop)
-    assert not checks_02.loop_faults(loop_with())
+    assert list(textbook_loop.loop_faults(textbook_loop.textbook_loop)) == list(textbook_loop.FAULTS)
+    assert not textbook_loop.loop_faults(textbook_loop.mended_loop)
+    assert not textbook_loop.loop_faults(loop_with())
 
 
-@pytest.mark.parametrize("fault", [*checks_02.FAULTS, "text"])
+@pytest.mark.parametrize("fault", [*textbook_loop.FAULTS, "text"])
 def test_each_fault_alone_is_named(fault):
-    assert list(checks_02.loop_faults(loop_with(fault))) == [fault]
+    assert list(textbook_loop.loop_faults(loop_with(fault))) == [fault]
 
 
 def test_a_wrong_residual_is_found_too():
-    assert list(checks_02.loop_faults(loop_with("residual"))) == ["argmax"]
+    assert list(textbook_loop.loop_faults(loop_with("residual"))) == ["argmax"]
 
 
 def test_an_endless_or_failing_loop_is_reported_and_the_other_faults_are_still_judged():
@@ -157,18 +157,18 @@ def test_an_endless_or_failing_loop_is_reported_and_the_other_faults_are_still_j
         while True:
             target.forward([prompt[0]])
 
-    assert "does every round add a token?" in checks_02.loop_faults(endless)["bonus"]
+    assert "does every round add a token?" in textbook_loop.loop_faults(endless)["bonus"]
 
     def failing(target, drafter, prompt, *, max_new_tokens, **options):
         if max_new_tokens == 24:
             raise KeyError("oops")
-        return checks_02.mended_loop(target, drafter, prompt, max_new_tokens=max_new_tokens, **options)
+        return textbook_loop.mended_loop(target, drafter, prompt, max_new_tokens=max_new_tokens, **options)
 
-    assert list(checks_02.loop_faults(failing)) == ["resend"]
+    assert list(textbook_loop.loop_faults(failing)) == ["resend"]
 
 
 def test_the_report_lists_what_is_left():
-    refused(checks_02.test_loop, loop_with("argmax"), checks_02.FAULTS["argmax"])
+    refused(checks_02.test_loop, loop_with("argmax"), textbook_loop.FAULTS["argmax"])
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def cells(number: str, tag: str = "") -> list[str]:
 
 def test_notebook_02_shows_the_textbook_loop_that_is_checked():
     (shown,) = (source for source in cells("02") if "def textbook_loop" in source)
-    body = inspect.getsource(checks_02.textbook_loop).split('"""')[2]
+    body = inspect.getsource(textbook_loop.textbook_loop).split('"""')[2]
     assert shown.endswith(body.rstrip())
 
 
