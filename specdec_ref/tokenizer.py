@@ -162,6 +162,15 @@ class Tokenizer:
         return self._template is not None
 
     @property
+    def chat_template(self) -> str | None:
+        """The chat template's Jinja source; None for a base model."""
+        return None if self._template is None else self._template.source
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole tokenizer as the `tokenizers` library describes it: what `tokenizer.json` holds."""
+        return json.loads(self._backend.to_str())
+
+    @property
     def bos_id(self) -> int | None:
         """Id of the token named as the beginning of a text, if any."""
         return self._vocabulary.get(self.named.get("bos_token", ""))
@@ -258,7 +267,7 @@ class Tokenizer:
     @functools.cached_property
     def content(self) -> dict[str, list[Any]]:
         """What makes tokenizers the same: `vocabulary` [id, token], `merges` [left, right], `specials` [id, token]."""
-        model = json.loads(self._backend.to_str())["model"]
+        model = self.to_json()["model"]
         merges = [
             pair.split(" ", 1) if isinstance(pair, str) else list(pair) for pair in model.get("merges", [])
         ]

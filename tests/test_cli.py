@@ -41,12 +41,29 @@ def assert_refused(result: subprocess.CompletedProcess[str], code: int, says: st
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["doctor"], ["fetch"], ["demo"], ["generate"], ["bench"], ["bench", "reference"]]
+    "command",
+    [
+        [],
+        ["doctor"],
+        ["fetch"],
+        ["demo"],
+        ["generate"],
+        ["bench"],
+        ["bench", "reference"],
+        ["bench", "drafts"],
+        ["distill"],
+        ["distill", "data"],
+        ["distill", "train"],
+        ["distill", "eval"],
+        ["distill", "export"],
+        ["export", "transformers"],
+        ["export", "gguf"],
+    ],
 )
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
     result = specdec(*command, "--help")
     assert result.returncode == 0
-    if command not in ([], ["bench"]):
+    if command not in ([], ["bench"], ["distill"]):
         assert f"Example: specdec {' '.join(command)}" in result.stdout
 
 

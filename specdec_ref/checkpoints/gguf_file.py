@@ -7,7 +7,7 @@ of those projections are stored in another order, which `_unpermute` undoes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,46 @@ class GGUFFile:
                 return default[0]
             raise CheckpointError(f"{key} is missing", where=str(self.path), fix="take a sound copy")
         return field.contents()
+
+
+def gguf_name(name: str) -> str:
+    """The name in a GGUF file of a tensor with that Hugging Face name."""
+    whole = {theirs: ours for ours, theirs in _NAMES.items()}
+    if name in whole:
+        return whole[name]
+    number, _, rest = name.removeprefix("model.layers.").partition(".")
+    part, _, kind = rest.rpartition(".")
+    inner = {theirs: ours for ours, theirs in _LAYER_NAMES.items()}
+    if part not in inner:
+        raise CheckpointError(f"tensor {name!r} has no place in a GGUF Llama model")
+    return f"blk.{number}.{inner[part]}.{kind}"
+
+
+def splitting_of(tokenizer_json: Mapping[str, Any], *, where: str) -> str:
+    """GGUF's name for the splitting rule of a byte-level BPE tokenizer.
+
+    Args:
+        tokenizer_json: what `tokenizer.json` holds.
+        where: the tokenizer, for the error message.
+
+    Raises:
+        CheckpointError: GGUF has no name for these rules that is known here.
+    """
+    split = tokenizer_json.get("pre_tokenizer") or {}
+    steps = split.get("pretokenizers", [split])
+    kinds = [step.get("type") for step in steps]
+    bytes_last = (
+        kinds[-1:] == ["ByteLevel"] and steps[-1].get("use_regex") and not steps[-1].get("add_prefix_space")
+    )
+    digits = kinds[:-1] == ["Digits"] and steps[0].get("individual_digits") is True
+    plain = tokenizer_json.get("normalizer") is None and tokenizer_json["model"].get("type") == "BPE"
+    if not (plain and bytes_last and (digits or len(steps) == 1)):
+        raise CheckpointError(
+            "the tokenizer's splitting rules have no known name in GGUF",
+            where=where,
+            fix="use llama.cpp's own converter on the original checkpoint",
+        )
+    return next(name for name, apart in _DIGITS_APART.items() if apart == digits)
 
 
 def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from specdec_ref.cli import bench, demo, doctor, fetch, generate
+from specdec_ref.cli import bench, demo, distill, doctor, export, fetch, generate
 from specdec_ref.errors import SpecdecError, UsageError
 
 app = typer.Typer(
@@ -23,12 +23,14 @@ app.command("fetch", help=fetch.HELP)(fetch.run)
 app.command("demo", help=demo.HELP)(demo.run)
 app.command("generate", help=generate.HELP)(generate.run)
 app.add_typer(bench.app, name="bench")
+app.add_typer(distill.app, name="distill")
+app.add_typer(export.app, name="export")
 
 
-def main() -> None:
+def main(command: typer.Typer = app) -> None:
     """Entry point: exit 0 on success, 1 with one line on stderr on failure, 2 on bad use, 130 when interrupted."""
     try:
-        app()
+        command()
     except SpecdecError as error:
         print(f"specdec: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -8,11 +8,19 @@ from typing import Any
 
 import torch
 
+from specdec_ref.distill.checkpoint import refuse_differences
 from specdec_ref.distill.config import DistillConfig
 from specdec_ref.distill.generate import Writer, plan_batch
 from specdec_ref.distill.processes import accelerator_for, resolve_texts
 from specdec_ref.distill.progress import Log, bar
-from specdec_ref.distill.shards import finished_shards, write_manifest, write_shard
+from specdec_ref.distill.shards import (
+    finished_shards,
+    read_manifest,
+    shard_header,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
 from specdec_ref.distill.target import load_target
 
 
@@ -46,6 +54,7 @@ def make_data(
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)
     log = Log(out / "log_data.jsonl", accelerator.is_main_process)
+    check_same_data(folder, config)
     pieces = resolve_texts(config, out, texts, target, accelerator)
     done = set(finished_shards(folder))
     accelerator.wait_for_everyone()  # all look before anyone writes
@@ -81,13 +90,7 @@ def make_data(
     manifest: dict[str, Any] = {}
     if accelerator.is_main_process:
         seconds = time.perf_counter() - start
-        about = {
-            "run": config.name,
-            "target": config.target,
-            "seed": config.seed,
-            "recipe": config.to_json()["data"],
-        }
-        manifest = write_manifest(folder, about)
+        manifest = write_manifest(folder, _about(config))
         made = (len(manifest["shards"]) - len(done)) * config.data.rows * config.data.tokens
         log(
             "data done", tokens=manifest["tokens"], by_role=manifest["tokens_by_role"], seconds=seconds,
@@ -95,3 +98,28 @@ def make_data(
         )  # fmt: skip
     accelerator.wait_for_everyone()
     return manifest
+
+
+def check_same_data(folder: Path, config: DistillConfig) -> None:
+    """Refuse to add shards to another run's. More shards of the same recipe are welcome.
+
+    Raises:
+        UsageError: the manifest, or the first shard where there is no manifest yet, is of another target, seed or recipe.
+    """
+    made, ours = dict(read_manifest(folder)), _about(config)
+    for about in (made.get("recipe", {}), ours["recipe"]):
+        about.pop("shards", None)
+    refuse_differences(made, ours, ("target", "seed", "recipe"), folder)
+    for index in finished_shards(folder)[:1]:
+        header = shard_header(folder, index)
+        expected = {"seed": shard_seed(config.seed, index), "shape": [config.data.rows, config.data.tokens]}
+        refuse_differences(header, expected, ("seed", "shape"), shard_path(folder, index))
+
+
+def _about(config: DistillConfig) -> dict[str, Any]:
+    return {
+        "run": config.name,
+        "target": config.target,
+        "seed": config.seed,
+        "recipe": config.to_json()["data"],
+    }

@@ -18,6 +18,7 @@ from specdec_ref.distill.processes import accelerator_for, resolve_texts
 from specdec_ref.distill.progress import Log, rounded
 from specdec_ref.distill.target import load_target
 from specdec_ref.distill.texts import Prompt
+from specdec_ref.errors import CheckpointError
 from specdec_ref.files import atomic_file
 from specdec_ref.model import Decoder
 from specdec_ref.trace import Round, Telemetry
@@ -65,9 +66,13 @@ def evaluate(
     big = load_target(target or config.target).to(accelerator.device)
     models = {name: decoder_from(tensors, c) for name, (_, c, tensors) in _trained(out).items()}
     for folder in drafts:
-        from specdec_ref import checkpoints
-
-        models[folder.name] = checkpoints.load(folder).model
+        models[folder.name] = _load_draft(folder, pieces.tokenizer_sha256)
+    if not models:
+        raise CheckpointError(
+            "there is no draft to measure",
+            where=str(out),
+            fix="run the `train` stage first, or name a model folder with --draft",
+        )
     models = {name: model.to(accelerator.device) for name, model in models.items()}
     jobs = [Job(n, k, t) for k in config.eval.lookaheads for n in models for t in (0.0, 1.0)]
     log(
@@ -113,6 +118,17 @@ def evaluate(
             part.write_text(json.dumps(rounded(report, 4), indent=1) + "\n", encoding="utf-8")
     accelerator.wait_for_everyone()
     return report
+
+
+def _load_draft(folder: Path, tokenizer_sha256: str) -> Decoder:
+    from specdec_ref import checkpoints
+
+    loaded = checkpoints.load(folder)
+    if loaded.tokenizer_sha256 and tokenizer_sha256 and loaded.tokenizer_sha256 != tokenizer_sha256:
+        raise CheckpointError(
+            "the draft was made for another tokenizer than this run's target", where=str(folder)
+        )
+    return loaded.model
 
 
 def _trained(out: Path) -> dict[str, Any]:

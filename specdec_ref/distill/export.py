@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_ref.distill.checkpoint import load_checkpoint
 from specdec_ref.distill.config import DraftConfig
 from specdec_ref.distill.texts import Texts
 from specdec_ref.errors import CheckpointError
@@ -71,9 +72,9 @@ def trained_drafts(out: Path) -> dict[str, tuple[DraftConfig, ModelConfig, dict[
         CheckpointError: the run has no checkpoint yet.
     """
     path = out / "checkpoint.pt"
-    if not path.exists():
+    saved = load_checkpoint(path)
+    if not saved:
         raise CheckpointError("there is no checkpoint", where=str(path), fix="run the `train` stage first")
-    saved = torch.load(path, map_location="cpu", weights_only=True)
     found = {}
     for raw, weights in zip(json.loads(saved["config"])["drafts"], saved["averages"], strict=True):
         draft = DraftConfig(**raw)

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from specdec_ref.errors import CheckpointError
+
 
 class Log:
     """Appends JSON lines to `path` and prints them, on the main process; elsewhere it does nothing.
@@ -41,6 +43,21 @@ class Log:
             )
         )
         sys.stdout.flush()
+
+
+def read_log(path: Path, event: str) -> list[dict[str, Any]]:
+    """The lines of a log with that event, in order. Steps that a resumed run took twice appear once, as last taken.
+
+    Raises:
+        CheckpointError: the file is missing or is no such log. A last line that a kill cut short is left out.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        kept = [line for line in found if line["event"] == event]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"is not a log of distillation: {error!r}", where=str(path)) from error
+    return list({line.get("step", number): line for number, line in enumerate(kept)}.values())
 
 
 def bar(total: int | None, label: str, main: bool, unit: str = "it") -> Any:

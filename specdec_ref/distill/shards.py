@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_ref.errors import CheckpointError
-from specdec_ref.files import atomic_file, sha256
+from specdec_ref.files import atomic_file, read_json, sha256
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -43,6 +43,29 @@ def finished_shards(folder: Path) -> list[int]:
     return sorted(int(path.stem.split("-")[1]) for path in folder.glob("shard-*.safetensors"))
 
 
+def shard_header(folder: Path, index: int) -> dict[str, Any]:
+    """What `write_shard` noted in a shard (`index`, `seed`, `run`), and the `shape` of its tokens.
+
+    Raises:
+        CheckpointError: the shard is damaged.
+    """
+    from safetensors import safe_open
+
+    path = shard_path(folder, index)
+    try:
+        with safe_open(path, framework="np") as file:
+            shape = file.get_slice("tokens").get_shape()
+            return {**json.loads(file.metadata()["shard"]), "shape": list(shape)}
+    except Exception as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the shard is damaged: {error}", where=str(path), fix="delete it and run `data` again"
+    )
+
+
 def read_shards(folder: Path) -> tuple[Tensor, Tensor]:
     """All shards, in order: token ids [rows, T] (int32) and roles [rows, T] (uint8), on the CPU.
 
@@ -59,9 +82,7 @@ def read_shards(folder: Path) -> tuple[Tensor, Tensor]:
             tokens.append(torch.from_numpy(arrays["tokens"].astype(np.int32)))
             roles.append(torch.from_numpy(arrays["roles"].copy()))
         except Exception as error:
-            raise CheckpointError(
-                f"the shard is damaged: {error}", where=str(path), fix="delete it and run `data` again"
-            ) from error
+            raise _damaged(path, error) from error
     if not tokens:
         raise CheckpointError("there is no data", where=str(folder), fix="run the `data` stage first")
     return torch.cat(tokens), torch.cat(roles)
@@ -92,4 +113,4 @@ def write_manifest(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What `write_manifest` wrote; empty if it has not yet."""
     path = folder / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path) if path.exists() else {}

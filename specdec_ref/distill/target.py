@@ -82,7 +82,12 @@ def _from_gguf(path: Path) -> Decoder:
         raise CheckpointError(
             "the package `gguf` is not installed", where=str(path), fix="pip install gguf"
         ) from None
-    reader = gguf.GGUFReader(str(path))
+    try:
+        reader = gguf.GGUFReader(str(path))
+    except Exception as error:  # a missing file is an OSError, a damaged one almost anything
+        raise CheckpointError(
+            f"cannot be read as GGUF: {' '.join(str(error).split())}", where=str(path)
+        ) from error
 
     def value(key: str) -> float:
         return reader.fields[f"llama.{key}"].contents()

@@ -11,6 +11,7 @@ from typing import Any
 
 from specdec_ref.distill import openers
 from specdec_ref.errors import CheckpointError
+from specdec_ref.files import atomic_file
 
 Encode = Callable[[str], list[int]]
 
@@ -53,8 +54,8 @@ class Texts:
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        with atomic_file(path) as part:
+            part.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Texts:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_ref.distill.batches import Batches
+from specdec_ref.distill.checkpoint import check_same_run, load_checkpoint
 from specdec_ref.distill.clock import Clock
 from specdec_ref.distill.config import DistillConfig
 from specdec_ref.distill.losses import Mix, mix_at
@@ -63,7 +64,9 @@ class _Run:
         tokens, roles = read_shards(out / "data")
         decoder = load_target(target)
         c = config.train
-        self.saved = _load(out / "checkpoint.pt")
+        self.saved = load_checkpoint(out / "checkpoint.pt")
+        if self.saved:
+            check_same_run(self.saved["config"], config, out / "checkpoint.pt")
         order = self.saved.get("order")
         if order is None:
             order = frequent_tokens(
@@ -218,8 +221,25 @@ class _Run:
             n: dict(zip(FIGURES, row, strict=True)) for n, row in zip(self.students.names, mean, strict=True)
         }
 
+    @torch.no_grad()
+    def check_agreement(self) -> None:
+        """Every process must hold the same weights; they do unless the exchange of gradients failed.
+
+        Raises:
+            SpecdecError: two processes' weights differ.
+        """
+        sums = [p.detach().double().sum() for draft in self.parameters for p in draft.values()]
+        everyones = self.accelerator.gather(torch.stack(sums)[None])  # [processes, parameters]
+        if not bool((everyones == everyones[:1]).all()):
+            raise SpecdecError(
+                "the processes' weights differ",
+                where=f"step {self.step}",
+                fix="train again from the last checkpoint",
+            )
+
     def finish(self) -> dict[str, Any]:
         """Measure the held-out figures and write the summary."""
+        self.check_agreement()
         c = self.config.train
         per_step = c.rows * self.batches.tokens.shape[1]
         summary = {
@@ -242,10 +262,6 @@ class _Run:
                 part.write_text(json.dumps(rounded(summary), indent=1) + "\n", encoding="utf-8")
         self.accelerator.wait_for_everyone()
         return summary
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
 
 
 def _device_name(device: torch.device) -> str:

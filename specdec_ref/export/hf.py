@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from specdec_ref.checkpoints import LoadedModel
 from specdec_ref.errors import CheckpointError
+from specdec_ref.export.full_head import with_full_head
+from specdec_ref.files import atomic_folder
 from specdec_ref.model import Decoder, Layer
 from specdec_ref.quiet import silence_libraries
+from specdec_ref.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -85,3 +90,31 @@ def to_transformers(model: Decoder) -> LlamaForCausalLM:
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config)
     hf.generation_config = GenerationConfig(do_sample=False)
     return hf.eval()
+
+
+def write_transformers(path: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> Path:
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load, and that serves as `assistant_model=`.
+
+    A reduced head is written as a whole one that never proposes the missing tokens (`export.full_head`).
+
+    Args:
+        path: the folder; it appears when it is complete. What is there now is replaced.
+        loaded: the model.
+        tokenizer: the one that its ids belong to.
+
+    Returns:
+        `path`.
+
+    Raises:
+        CheckpointError: as in `to_transformers`; or the disk is full.
+    """
+    hf = to_transformers(with_full_head(loaded.model))
+    eos = loaded.eos_ids[0] if len(loaded.eos_ids) == 1 else list(loaded.eos_ids) or None
+    for settings in (hf.config, hf.generation_config):
+        settings.bos_token_id, settings.eos_token_id = loaded.bos_id, eos
+        settings.pad_token_id = loaded.eos_ids[0] if loaded.eos_ids else None
+    needs = sum(p.numel() * p.element_size() for p in hf.parameters())
+    with atomic_folder(path, needs=needs) as part:
+        hf.save_pretrained(part)
+        tokenizer.save(part)
+    return path
