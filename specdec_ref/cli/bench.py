@@ -58,3 +58,46 @@ def reference(
     print_report(report)
     if json is not None:
         write_json(json, report)
+
+
+DRAFTS_HELP = """Every draft of a target: cost, and tokens per target pass at K = 4, greedy and at temperature 1.
+
+Example: specdec bench drafts --json build/bench_drafts.json"""
+
+
+@app.command("drafts", help=DRAFTS_HELP)
+def drafts(
+    json: Json = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One prompt per class, 32 tokens: a smoke test.")
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A .jsonl file or a folder of them; default: the kit's own.")
+    ] = None,
+    target: Target = "smollm2-135m",
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model's name or folder; may be given again. Default: all committed ones of the target."
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Run the draft benchmark."""
+    check_writable(json)
+    from specdec_ref.bench.drafts import Settings, print_report, run_drafts
+    from specdec_ref.prompts import load_prompts
+
+    settings = Settings(
+        target=target,
+        drafts=tuple(draft or ()),
+        max_new_tokens=32 if quick else max_new_tokens,
+        per_class=1 if quick else 0,
+        repeats=1 if quick else 2,
+        seed=seed,
+    )
+    report = header(seed) | run_drafts(load_prompts(prompts), settings)
+    print_report(report)
+    if json is not None:
+        write_json(json, report)

@@ -55,6 +55,10 @@ class BatchedRunner:
             x = x + layer.down(F.silu(gate) * up)
         return self.model.norm(x)
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sequences only."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+
     def _attend(
         self,
         layer: Layer,
@@ -141,8 +145,15 @@ def speculate(
     head_ids = (
         torch.arange(draft.config.vocab_size, device=device) if draft.head_ids is None else draft.head_ids
     )
-    turn = 0
+    turn, everyone = 0, texts
     while not all(text.finished for text in texts):
+        left = [row for row, text in enumerate(texts) if not text.finished]
+        if len(left) <= 0.75 * len(
+            texts
+        ):  # finished texts cost as much as the others: leave them out now and then
+            texts = [texts[row] for row in left]
+            for runner in (wide, narrow):
+                runner.keep(torch.tensor(left, device=device))
         length = torch.tensor([len(text.tokens) for text in texts], device=device)
         last = torch.tensor([text.tokens[-2:] for text in texts], device=device)
         drafted, rows = _draft(narrow, head_ids, last, length, lookahead, temperature, texts, turn)
@@ -157,7 +168,7 @@ def speculate(
             if not text.finished:
                 text.add(asked[row], proposals[row][: asked[row]], accepted[row], following[row], eos)
         turn += 1
-    return [text.rounds for text in texts]
+    return [text.rounds for text in everyone]
 
 
 def _draft(

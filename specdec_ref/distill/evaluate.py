@@ -153,15 +153,18 @@ def measure(
     """The rounds of every text: all prompts in order, `config.repeats` times over when sampling."""
     repeats = config.repeats if job.temperature > 0 else 1
     work = [(prompt.tokens, seed * 1000 + i) for i, prompt in enumerate(list(prompts) * repeats)]
-    rounds: list[list[Round]] = []
     if engine == "reference":
         return [_reference(target, draft, tokens, job, config, eos_ids, s) for tokens, s in work]
+    rounds: list[list[Round]] = [[] for _ in work]
+    order = sorted(range(len(work)), key=lambda i: len(work[i][0]))  # a batch is padded to its longest prompt
     for start in range(0, len(work), config.batch):
-        part = work[start : start + config.batch]
-        rounds += speculate(
-            target, draft, [tokens for tokens, _ in part], [s for _, s in part], lookahead=job.lookahead,
+        part = order[start : start + config.batch]
+        done = speculate(
+            target, draft, [work[i][0] for i in part], [work[i][1] for i in part], lookahead=job.lookahead,
             temperature=job.temperature, new_tokens=config.new_tokens, eos_ids=eos_ids,
         )  # fmt: skip
+        for i, trace in zip(part, done, strict=True):
+            rounds[i] = trace
     return rounds
 
 
