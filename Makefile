@@ -20,6 +20,10 @@ JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=180 -p no:cacheprovider \
          --ignore=notebooks/student --ignore=notebooks/instructor
+LLAMA_CPP := 0.3.36
+PEERS := build/peers/llama-cpp-$(LLAMA_CPP)
+PEER_PACKAGES := llama-cpp-python==$(LLAMA_CPP) diskcache==5.6.3
+PEERS_CMAKE_ARGS := -DGGML_NATIVE=ON -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF
 
 .PHONY: help setup demo lab test test-fast test-peers lint format docs bench refresh student lock offline-bundle clean
 
@@ -42,8 +46,15 @@ test: setup ## all tests, then every notebook run and compared with its stored o
 test-fast: setup ## the tests that need neither the real model nor patience
 	$(PYTEST) -m "not slow and not peers and not browser" tests
 
-test-peers: setup ## comparisons with other systems
-	$(PYTEST) -m peers tests
+test-peers: setup $(PEERS) ## comparisons with other systems (builds llama.cpp once, in build/peers: some minutes)
+	PYTHONPATH=$(CURDIR)/$(PEERS) $(PYTEST) -m peers tests
+
+# From source, for this machine's processor, and outside .venv: no part of the kit needs it. Its other requirements are there.
+$(PEERS): | setup
+	@rm -rf $@.part && mkdir -p $@.part
+	CMAKE_ARGS="$(PEERS_CMAKE_ARGS)" $(PY) -m pip install -q --no-deps --target $@.part $(PEER_PACKAGES) || { \
+	  echo "test-peers: $(PEER_PACKAGES) could not be built: it needs PyPI or WHEELS, and a C++ compiler" >&2; exit 1; }
+	@mv $@.part $@
 
 lint: setup ## code style, types and notebook rules; changes nothing
 	$(PY) -m ruff check .
