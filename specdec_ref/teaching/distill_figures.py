@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,5 +112,44 @@ def acceptance(run: Path, *, names: Mapping[str, str] | None = None) -> Figure:
         right.grid(False, axis="y")
         right.set(title="greedy, by class (dashed: plain decoding)", xlabel="tokens per target pass")
         right.legend(fontsize=8)
+        figure.tight_layout()
+    return figure
+
+
+def frontier(drafts: Sequence[Mapping[str, Any]], v4: float) -> Figure:
+    """Acceptance against cost at K = 4, with lines of equal speed-up tau / (4 c + v(4)); returned unshown.
+
+    Args:
+        drafts: the rows of `specdec bench drafts`.
+        v4: cost of a target pass over four drafted tokens, in target steps.
+    """
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(6.6, 3.8))
+        right = 1.35 * max(draft["c_measured"] for draft in drafts)
+        top = 1.15 * max(draft["tau_greedy_k4"] for draft in drafts)
+        for speed in (1.0, 1.5, 2.0):
+            ax.plot(
+                [0, right], [speed * v4, speed * (4 * right + v4)], color=INK, linewidth=0.8, linestyle="--"
+            )
+            if speed * v4 < top:
+                ax.annotate(f"{speed:g}x", (0.002, speed * v4), xytext=(0, 3), textcoords="offset points")
+        for index, draft in enumerate(drafts):
+            for key, low_high, filled in (("tau_greedy_k4", "greedy", True), ("tau_t1_k4", "t1", False)):
+                low, high = draft["ci"][low_high]
+                ax.errorbar(
+                    draft["c_measured"],
+                    draft[key],
+                    yerr=[[max(0.0, draft[key] - low)], [max(0.0, high - draft[key])]],
+                    marker=MARKERS[index % len(MARKERS)],
+                    color=COLOURS[index % len(COLOURS)],
+                    markerfacecolor=None if filled else "white",
+                    capsize=3,
+                    linestyle="none",
+                    label=f"{draft['name']}, {'greedy' if filled else 'T = 1'}",
+                )
+        ax.set(xlim=(-0.004, right), ylim=(0.9, top), xlabel="c: draft step in target steps, measured")
+        ax.set(ylabel="tau: tokens per target pass")
+        ax.set_title(f"K = 4; dashed: equal speed at v(4) = {v4:.2f}")
+        ax.legend(fontsize=8, loc="lower right")
         figure.tight_layout()
     return figure

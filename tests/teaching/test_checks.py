@@ -1,4 +1,4 @@
-"""The exercise machinery, and the checks of notebooks 00, 01 and 04: each accepts the reference and refuses wrong answers."""
+"""The exercise machinery, and the checks of notebooks 00, 01, 04 and 05: the reference passes, wrong answers do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec_ref.teaching import checks_00, checks_01, checks_04
+from specdec_ref.teaching import checks_00, checks_01, checks_04, checks_05
 from specdec_ref.teaching.exercise import ExerciseError, check, exercise_test, expect
 
 
@@ -131,6 +131,34 @@ def always_speculates(alpha: float, c: float, v: dict[int, float]) -> int:
     return checks_04.best_lookahead(alpha, c, {k: v[k] for k in v if k}) or 1
 
 
+def reversed_kl(p: Any, q: Any) -> Any:
+    return checks_05.distillation_loss(q, p)
+
+
+def mean_over_tokens_too(p: Any, q: Any) -> Any:
+    return (p * (p.log() - q.log())).mean()
+
+
+def summed_over_rows(p: Any, q: Any) -> Any:
+    return (p * (p.log() - q.log())).sum()
+
+
+def hard_labels(p: Any, q: Any) -> Any:
+    return -q.log().gather(-1, p.argmax(-1, keepdim=True)).mean()
+
+
+def argmax_agreement(p: Any, q: Any) -> Any:
+    return (p.argmax(-1) == q.argmax(-1)).double().mean()
+
+
+def same_draw(p: Any, q: Any) -> Any:
+    return (p * q).sum(-1).mean()
+
+
+def distance_not_halved(p: Any, q: Any) -> Any:
+    return 1 - (p - q).abs().sum(-1).mean()
+
+
 WRONG = [
     (checks_00.test_tokens_per_pass, [emitted_without_correction, always_one_more, drafted_counts]),
     (checks_00.test_stream_text, [ignores_half_characters, shows_replacement, waits_for_the_end]),
@@ -138,6 +166,8 @@ WRONG = [
     (checks_01.test_positions, [last_token_fed_back, prompt_each_time, off_by_one]),
     (checks_04.test_expected_tokens, [slots_independent, no_bonus, closed_form]),
     (checks_04.test_best_lookahead, [most_tokens, free_verification, always_speculates]),
+    (checks_05.test_distillation_loss, [reversed_kl, mean_over_tokens_too, summed_over_rows, hard_labels]),
+    (checks_05.test_acceptance, [argmax_agreement, same_draw, distance_not_halved]),
 ]
 
 
