@@ -25,8 +25,7 @@ from specdec_ref.drafters import ModelDrafter, PromptLookup
 from specdec_ref.files import atomic_file
 from specdec_ref.prompts import load_prompts
 from specdec_ref.runner import Runner
-from tests.helpers.greedy_agreement import Agreement, Recorded
-from tests.test_real_losslessness import COMBINATIONS, LARGEST_ROUNDING
+from tests.helpers.greedy_agreement import COMBINATIONS, LARGEST_ROUNDING, Agreement, Recorded
 
 
 @cache

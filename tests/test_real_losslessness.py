@@ -11,8 +11,6 @@ By default every prompt of the kit's set is decoded for 10 tokens with one (K, d
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -20,14 +18,18 @@ from specdec_ref.decoding import autoregressive, speculative
 from specdec_ref.drafters import Drafter, ModelDrafter, PromptLookup
 from specdec_ref.prompts import Prompt, load_prompts
 from specdec_ref.runner import Runner
-from tests.helpers.greedy_agreement import Agreement, Recorded, double, with_wrong_rollback
+from tests.helpers.greedy_agreement import (
+    COMBINATIONS,
+    LARGEST_ROUNDING,
+    Agreement,
+    Recorded,
+    double,
+    with_wrong_rollback,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0), pytest.mark.usefixtures("all_threads")]
 
-COMBINATIONS = list(itertools.product((1, 2, 4, 5, 8), ("draft", "lookup")))
 TOKENS, TOKENS_FLOAT64 = 10, 14
-LARGEST_ROUNDING = 1e-3
-"""Logits of one model computed in two batch shapes differ by less in float32; more would be a wrong result."""
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,12 @@ import torch
 from torch import Tensor
 
 from specdec_ref.runner import Runner
+
+COMBINATIONS = list(itertools.product((1, 2, 4, 5, 8), ("draft", "lookup")))
+"""Lookaheads and drafters that the real pair is compared with."""
+
+LARGEST_ROUNDING = 1e-3
+"""Logits of one model computed in two batch shapes differ by less in float32; more would be a wrong result."""
 
 
 class Recorded:
