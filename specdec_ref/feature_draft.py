@@ -20,6 +20,9 @@ from specdec_ref.kv_cache import KVCache
 from specdec_ref.linear import Linear, small_linear
 from specdec_ref.model import Layer, ModelConfig, Norm, Stack
 
+MODEL_TYPE = "specdec_feature_draft"
+"""`model_type` in such a draft's config.json: nothing else should take it for a language model."""
+
 
 @dataclass(frozen=True)
 class FeatureConfig(ModelConfig):

@@ -13,16 +13,18 @@ import torch
 
 from specdec_ref.distill.batched import speculate
 from specdec_ref.distill.config import DistillConfig, EvalConfig
-from specdec_ref.distill.export import decoder_from, trained_drafts
+from specdec_ref.distill.export import draft_from, trained_drafts
 from specdec_ref.distill.processes import accelerator_for, resolve_texts
 from specdec_ref.distill.progress import Log, rounded
 from specdec_ref.distill.target import load_target
 from specdec_ref.distill.texts import Prompt
+from specdec_ref.feature_draft import FeatureDraft
 from specdec_ref.files import atomic_file
 from specdec_ref.model import Decoder
 from specdec_ref.trace import Round, Telemetry
 
 Engine = Literal["batched", "reference"]
+Draft = Decoder | FeatureDraft
 QUOTED = 4
 """The lookahead whose figures are quoted."""
 
@@ -63,11 +65,9 @@ def evaluate(
     prompts = choose_prompts(pieces.prompts, config.eval.prompts_per_class)
     torch.backends.cuda.matmul.allow_tf32 = False  # near-ties must fall as they do on a CPU
     big = load_target(target or config.target).to(accelerator.device)
-    models = {name: decoder_from(tensors, c) for name, (_, c, tensors) in _trained(out).items()}
+    models = {name: draft_from(tensors, c) for name, (_, c, tensors) in _trained(out).items()}
     for folder in drafts:
-        from specdec_ref import checkpoints
-
-        models[folder.name] = checkpoints.load(folder).model
+        models[folder.name] = _loaded(folder)
     models = {name: model.to(accelerator.device) for name, model in models.items()}
     jobs = [Job(n, k, t) for k in config.eval.lookaheads for n in models for t in (0.0, 1.0)]
     log(
@@ -119,6 +119,13 @@ def _trained(out: Path) -> dict[str, Any]:
     return trained_drafts(out) if (out / "checkpoint.pt").exists() else {}
 
 
+def _loaded(folder: Path) -> Draft:
+    from specdec_ref import checkpoints
+    from specdec_ref.checkpoints.feature import is_feature_draft, load_feature_draft
+
+    return load_feature_draft(folder).model if is_feature_draft(folder) else checkpoints.load(folder).model
+
+
 def choose_prompts(prompts: Sequence[Prompt], per_class: int) -> list[Prompt]:
     """The first `per_class` prompts of every class; all of them if 0."""
     seen: dict[str, int] = {}
@@ -131,7 +138,7 @@ def choose_prompts(prompts: Sequence[Prompt], per_class: int) -> list[Prompt]:
 
 
 def measure(
-    target: Decoder, draft: Decoder, prompts: Sequence[Prompt], job: Job, config: EvalConfig, eos_ids: Sequence[int],
+    target: Decoder, draft: Draft, prompts: Sequence[Prompt], job: Job, config: EvalConfig, eos_ids: Sequence[int],
     seed: int, engine: Engine = "batched",
 ) -> list[list[Round]]:  # fmt: skip
     """The rounds of every text: all prompts in order, `config.repeats` times over when sampling."""
@@ -151,7 +158,7 @@ def measure(
 
 def _reference(
     target: Decoder,
-    draft: Decoder,
+    draft: Draft,
     tokens: list[int],
     job: Job,
     config: EvalConfig,
@@ -159,13 +166,15 @@ def _reference(
     seed: int,
 ) -> list[Round]:
     from specdec_ref.decoding import speculative
-    from specdec_ref.drafters.model_draft import ModelDrafter
+    from specdec_ref.drafters import FeatureDrafter, ModelDrafter
     from specdec_ref.runner import Runner
     from specdec_ref.sampling import Sampling
 
+    runner = Runner(target)
+    feature_level = isinstance(draft, FeatureDraft)
     return speculative(
-        Runner(target),
-        ModelDrafter(Runner(draft), target.config.vocab_size),
+        runner,
+        FeatureDrafter(draft, runner) if feature_level else ModelDrafter(Runner(draft), runner.vocab_size),
         tokens,
         lookahead=job.lookahead,
         sampling=Sampling(temperature=job.temperature),
@@ -212,7 +221,7 @@ def summarise(
 
 
 def _draft_report(
-    name: str, model: Decoder, target: Decoder, rows: list[tuple[Job, dict[str, Any]]]
+    name: str, model: Draft, target: Decoder, rows: list[tuple[Job, dict[str, Any]]]
 ) -> dict[str, Any]:
     c, t = model.config, target.config
     mine = {(j.temperature, j.lookahead): row for j, row in rows if j.draft == name}
@@ -221,7 +230,7 @@ def _draft_report(
     quoted = str(QUOTED) if str(QUOTED) in greedy else next(iter(greedy))
     return {
         "name": name,
-        "kind": "model",
+        "kind": "feature" if isinstance(model, FeatureDraft) else "model",
         "params_body": c.body_parameters,
         "c_params": (c.body_parameters + c.head_parameters) / (t.body_parameters + t.head_parameters),
         "tau_greedy_k4": greedy[quoted]["tau"],
