@@ -132,7 +132,9 @@ class FeatureDraft(Stack):
                     )
                 if not torch.isfinite(tensor).all():
                     raise CheckpointError(
-                        f"tensor {name!r} holds NaN or infinity", where=where, fix="take a sound copy of the file"
+                        f"tensor {name!r} holds NaN or infinity",
+                        where=where,
+                        fix="take a sound copy of the file",
                     )
                 mine.copy_(tensor)
         return self

@@ -46,9 +46,7 @@ def is_feature_draft(name_or_path: str | Path) -> bool:
     return config is not None and config.is_file() and read_json(config).get("model_type") == MODEL_TYPE
 
 
-def load_feature_draft(
-    name_or_path: str | Path, dtype: torch.dtype = torch.float32
-) -> LoadedFeatureDraft:
+def load_feature_draft(name_or_path: str | Path, dtype: torch.dtype = torch.float32) -> LoadedFeatureDraft:
     """Load a feature-level draft by its folder or its name under `assets/models`.
 
     Raises:
@@ -74,7 +72,9 @@ def parse_feature_config(raw: dict[str, Any], *, where: str = "config.json") -> 
     """
     if raw.get("model_type") != MODEL_TYPE:
         raise CheckpointError(
-            f"model_type is {raw.get('model_type')!r}, not {MODEL_TYPE!r}", where=where, fix="load it as a model"
+            f"model_type is {raw.get('model_type')!r}, not {MODEL_TYPE!r}",
+            where=where,
+            fix="load it as a model",
         )
     decoder = parse_config({**raw, "model_type": "llama"}, where=where)
     section = dict(raw.get("specdec") or {})
@@ -87,7 +87,9 @@ def parse_feature_config(raw: dict[str, Any], *, where: str = "config.json") -> 
         or not all(isinstance(t, int) and t >= 0 for t in taps)
         or taps != sorted(set(taps))
     ):
-        raise CheckpointError(f"specdec.taps must be ascending numbers of blocks, found {taps!r}", where=where)
+        raise CheckpointError(
+            f"specdec.taps must be ascending numbers of blocks, found {taps!r}", where=where
+        )
     if decoder.head_rows is None:
         raise CheckpointError("specdec.head_rows is missing", where=where)
     return FeatureConfig(**vars(decoder), target_width=width, taps=tuple(taps))

@@ -232,7 +232,10 @@ class FeatureDrafting:
         # Texts shorter than that are padded at their end: rows beyond the text are stale, as after any rejection.
         start = (length - 1 - self.again).clamp(min=0)  # rows 0 .. length-2 are the text's
         places = start[:, None] + torch.arange(self.again, device=length.device)
-        ids = [(text.tokens + [0] * self.again)[s + 1 :][: self.again] for text, s in zip(texts, start.tolist(), strict=True)]
+        ids = [
+            (text.tokens + [0] * self.again)[s + 1 :][: self.again]
+            for text, s in zip(texts, start.tolist(), strict=True)
+        ]
         tapped = self.wide.features.gather(1, places[..., None].expand(-1, -1, self.wide.features.shape[-1]))
         own = self._rows(self.draft.feature(tapped), torch.tensor(ids, device=length.device), start)
         at = (length - 2 - start)[:, None, None].expand(-1, 1, own.shape[-1])

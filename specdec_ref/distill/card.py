@@ -124,7 +124,9 @@ def _unrolled(trained: Mapping[str, Any]) -> str:
     if not any(draft.get("taps") for draft in trained["config"]["drafts"]):
         return ""
     c = trained["config"]["train"]
-    return f"Unrolled over {c['unroll']} drafted tokens, each weighted {c['unroll_decay']} of the one before.\n"
+    return (
+        f"Unrolled over {c['unroll']} drafted tokens, each weighted {c['unroll_decay']} of the one before.\n"
+    )
 
 
 def _acceptance(figures: Mapping[str, Any], evaluated: Mapping[str, Any]) -> list[str]:

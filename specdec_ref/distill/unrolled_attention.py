@@ -88,7 +88,21 @@ class _Flash(torch.autograd.Function):
         if q.is_cuda:
             cum_q, cum_k, max_q, max_k, seed, offset, *_ = ctx.rest
             dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-                gradient, q, k, v, out, total, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset, scale=ctx.scale
+                gradient,
+                q,
+                k,
+                v,
+                out,
+                total,
+                cum_q,
+                cum_k,
+                max_q,
+                max_k,
+                0.0,
+                True,
+                seed,
+                offset,
+                scale=ctx.scale,
             )
         else:
             dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
