@@ -84,6 +84,7 @@ class Stack(nn.Module):
 
     config: ModelConfig
     layers: nn.ModuleList
+    norm: Norm
     _rope: tuple[Tensor, Tensor] | None = None
 
     def stream(

@@ -155,10 +155,14 @@ def speculate(
     for row, text in enumerate(texts):
         padded[row, : len(text.tokens)] = torch.tensor(text.tokens)
     zero = torch.zeros(len(texts), dtype=torch.int64, device=device)
-    feature_level = isinstance(draft, FeatureDraft)
-    wide = BatchedRunner(target, len(texts), capacity, draft.config.taps if feature_level else ())
+    taps = draft.config.taps if isinstance(draft, FeatureDraft) else ()
+    wide = BatchedRunner(target, len(texts), capacity, taps)
     wide.hidden(padded, zero)
-    drafting = (FeatureDrafting if feature_level else PlainDrafting)(draft, wide, capacity, padded, lookahead)
+    drafting: PlainDrafting | FeatureDrafting
+    if isinstance(draft, FeatureDraft):
+        drafting = FeatureDrafting(draft, wide, capacity, padded, lookahead)
+    else:
+        drafting = PlainDrafting(draft, capacity, padded)
     head_ids = (
         torch.arange(draft.config.vocab_size, device=device) if draft.head_ids is None else draft.head_ids
     )
@@ -186,15 +190,11 @@ class PlainDrafting:
 
     Args:
         draft: the model.
-        wide: the target's runner (a plain draft needs nothing of it).
-        capacity: of the caches.
+        capacity: of its cache.
         padded: [B, T] prompts.
-        lookahead: K.
     """
 
-    def __init__(
-        self, draft: Decoder, wide: BatchedRunner, capacity: int, padded: Tensor, lookahead: int
-    ) -> None:
+    def __init__(self, draft: Decoder, capacity: int, padded: Tensor) -> None:
         self.draft, self.runner = draft, BatchedRunner(draft, len(padded), capacity)
         self.runner.hidden(padded, torch.zeros_like(padded[:, 0]))
 
@@ -212,9 +212,14 @@ class PlainDrafting:
 
 
 class FeatureDrafting:
-    """A feature-level draft: as `FeatureDrafter`, for many texts. Arguments as in `PlainDrafting`.
+    """A feature-level draft: as `FeatureDrafter`, for many texts.
 
     Every round makes the rows of the last K+1 tokens anew, which is at least those that the target has seen since.
+
+    Args:
+        draft, capacity, padded: as in `PlainDrafting`.
+        wide: the target's runner, which has taken in the prompts and keeps the draft's features.
+        lookahead: K.
     """
 
     def __init__(

@@ -111,6 +111,7 @@ class TrainConfig:
         log_every: steps between log lines.
         bf16: compute in bfloat16 on a GPU.
         compile: fuse the element-wise parts with torch.compile on a GPU.
+        flash: use the fused attention kernel in the unrolled steps on a GPU.
         unroll: drafted tokens that a feature-level draft learns to place one after another (training-time test).
         unroll_decay: loss weight of each of them over the one before.
     """
@@ -136,6 +137,7 @@ class TrainConfig:
     log_every: int = 50
     bf16: bool = True
     compile: bool = True
+    flash: bool = True
     unroll: int = 5
     unroll_decay: float = 0.8
 

@@ -166,15 +166,19 @@ def _reference(
     seed: int,
 ) -> list[Round]:
     from specdec_ref.decoding import speculative
-    from specdec_ref.drafters import FeatureDrafter, ModelDrafter
+    from specdec_ref.drafters import Drafter, FeatureDrafter, ModelDrafter
     from specdec_ref.runner import Runner
     from specdec_ref.sampling import Sampling
 
     runner = Runner(target)
-    feature_level = isinstance(draft, FeatureDraft)
+    drafter: Drafter
+    if isinstance(draft, FeatureDraft):
+        drafter = FeatureDrafter(draft, runner)
+    else:
+        drafter = ModelDrafter(Runner(draft), runner.vocab_size)
     return speculative(
         runner,
-        FeatureDrafter(draft, runner) if feature_level else ModelDrafter(Runner(draft), runner.vocab_size),
+        drafter,
         tokens,
         lookahead=job.lookahead,
         sampling=Sampling(temperature=job.temperature),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from specdec_ref.distill.blocks import Trunk, causal
 from specdec_ref.distill.unrolled_attention import unrolled_attention
 from specdec_ref.feature_draft import FeatureDraft
+from specdec_ref.model import Norm
 
 
 class FeatureTrunk(Trunk):
@@ -16,7 +19,23 @@ class FeatureTrunk(Trunk):
 
     Step 0 gives every row the target's feature; step s gives it the draft's own output of step s-1 and the text's token
     s + 1 places on, so that all rows take their s-th drafted token at once.
+
+    Args:
+        draft, positions, dtype, fuse: as in `Trunk`.
+        flash: as in `unrolled_attention`.
     """
+
+    def __init__(
+        self,
+        draft: FeatureDraft,
+        positions: int,
+        dtype: torch.dtype,
+        *,
+        fuse: bool = False,
+        flash: bool | None = None,
+    ) -> None:
+        super().__init__(draft, positions, dtype, fuse=fuse)
+        self.flash = flash
 
     @property
     def head(self) -> Tensor:
@@ -43,7 +62,7 @@ class FeatureTrunk(Trunk):
             values[index].append(v)
             if len(keys[index]) == 1:
                 return causal(index, q, k, v)
-            return unrolled_attention(q, keys[index], values[index])
+            return unrolled_attention(q, keys[index], values[index], flash=self.flash)
 
         hiddens = []
         for step in range(steps):
@@ -60,7 +79,7 @@ class FeatureTrunk(Trunk):
         return self.model
 
     def _fused(self, parts: list[Tensor]) -> Tensor:
-        weights = [norm.weight for norm in self._draft.tap_norms]
+        weights = [cast(Norm, norm).weight for norm in self._draft.tap_norms]
         normed = [self._normed(x, weight) for x, weight in zip(parts, weights, strict=True)]
         return F.linear(torch.cat(normed, -1), self._draft.fuse.weight.to(self.dtype))
 

@@ -138,10 +138,7 @@ class Students(nn.Module):
         dtype = torch.bfloat16 if config.bf16 and on_gpu else torch.float32
         self._order = order.to(device)
         self._trunks = [
-            (FeatureTrunk if isinstance(d, FeatureDraft) else Trunk)(
-                d, positions + config.unroll, dtype, fuse=config.compile and on_gpu
-            )
-            for d in drafts
+            _trunk(draft, positions, dtype, config, fuse=config.compile and on_gpu) for draft in drafts
         ]
         wanted = [{0, *d.config.taps} for d in drafts if isinstance(d, FeatureDraft)]
         self.taps: list[int] = sorted(set().union(*wanted))
@@ -199,6 +196,13 @@ class Students(nn.Module):
                 head = trunk.model.embed.index_select(0, self._order[:rows])
                 total = total + learn(trunk(ids), head, 0, row_weight)
         return total, torch.stack(lines)
+
+
+def _trunk(draft: Stack, positions: int, dtype: torch.dtype, config: TrainConfig, *, fuse: bool) -> Trunk:
+    if not isinstance(draft, FeatureDraft):
+        return Trunk(draft, positions, dtype, fuse=fuse)
+    flash = None if config.flash else False
+    return FeatureTrunk(draft, positions + config.unroll, dtype, fuse=fuse, flash=flash)
 
 
 def _ahead(row_weight: Tensor, shape: torch.Size, ahead: int) -> Tensor:
