@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from specdec_ref.acceptance import match_verifier
+from specdec_ref.checkpoints.feature import load_feature_draft
 from specdec_ref.decoding import autoregressive, speculative
 from specdec_ref.drafters import FeatureDrafter, FirstMatch, PromptLookup
 from specdec_ref.drafters.base import Request
-from specdec_ref.errors import CacheError, UsageError
+from specdec_ref.errors import CacheError, CheckpointError, UsageError
 from specdec_ref.kv_cache import KVCache
 from specdec_ref.lookahead import ConfidenceStop
+from specdec_ref.pair import load_pair
 from specdec_ref.rng import Uniforms
 from specdec_ref.runner import Runner
 from specdec_ref.sampling import Sampling
@@ -241,3 +245,65 @@ def test_reporting_another_q_than_the_one_drawn_from_would_be_noticed():  # F1
 
     texts, _ = FeatureCase(P, None, 2, kind=Sharper).run(250)
     assert min(p_values(texts, FeatureCase(P, None, 2)).values()) < 1e-9
+
+
+# --- By name ----------------------------------------------------------------------------------------------------------
+
+
+def _folder(path, **changes):
+    """A feature-level draft for the nano target, as a folder."""
+    target = load_pair("nano-target", "none")
+    c = target.target.model.config
+    config = feature_config(c, taps=(0, 1), head_rows=50, context=256)
+    draft = random_feature_draft(config, 1, head_ids=range(10, 60), dtype=torch.float32)
+    raw = {
+        "model_type": "specdec_feature_draft",
+        **{name: getattr(config, name) for name in SETTINGS},
+        "specdec": {
+            "taps": [0, 1],
+            "target_width": c.hidden_size,
+            "head_rows": 50,
+            "tokenizer_sha256": target.tokenizer.fingerprint,
+        },
+    }
+    raw["specdec"].update(changes)
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(raw))
+    save_file({n: t.contiguous() for n, t in draft.named_tensors().items()}, path / "model.safetensors")
+    return path
+
+
+SETTINGS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", ["", "lookup+"])
+def test_a_pair_loads_a_feature_level_draft_and_decodes_the_same_text(tmp_path, prefix):
+    pair = load_pair("nano-target", f"{prefix}{_folder(tmp_path / 'head')}")
+    ids = pair.prompt_ids("hello", raw=True)
+    plain = autoregressive(pair.target, ids, max_new_tokens=30)
+    result = speculative(pair.target, pair.drafter, ids, max_new_tokens=30)
+    assert result.tokens == plain.tokens and result.telemetry.drafted > 0
+
+
+def test_a_draft_made_for_another_tokenizer_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="made for tokenizer 000"):
+        load_pair("nano-target", _folder(tmp_path / "head", tokenizer_sha256="0" * 64))
+
+
+def test_damaged_weights_are_one_clear_error(tmp_path):
+    folder = _folder(tmp_path / "head")
+    tensors = load_file(folder / "model.safetensors")
+    for change, message in (
+        ({"fuse.weight": None}, "'fuse.weight' is missing"),
+        ({"fuse.weight": torch.zeros(3, 3)}, "expected"),
+        ({"norm.weight": torch.full_like(tensors["norm.weight"], torch.nan)}, "NaN"),
+        ({"specdec.head_ids": tensors["specdec.head_ids"].flip(0)}, "ascending"),
+        ({"extra": torch.zeros(1)}, "not part of the model"),
+    ):
+        damaged = {name: t.contiguous() for name, t in (tensors | change).items() if t is not None}
+        save_file(damaged, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            load_feature_draft(folder)
