@@ -79,7 +79,54 @@ class ModelConfig:
         return (self.head_rows or self.vocab_size) * self.hidden_size
 
 
-class Decoder(nn.Module):
+class Stack(nn.Module):
+    """Transformer blocks over a residual stream: a decoder without its two ends."""
+
+    config: ModelConfig
+    layers: nn.ModuleList
+    norm: Norm
+    _rope: tuple[Tensor, Tensor] | None = None
+
+    def stream(
+        self, x: Tensor, cache: KVCache | None = None, *, taps: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """Run all blocks.
+
+        Args:
+            x: [..., T, D] what goes into the first block.
+            cache: as in `Decoder.forward`.
+            taps: its keys are numbers of blocks; the stream [..., T, D] after so many of them (0: x) becomes their value.
+
+        Returns:
+            [..., T, D], not normalised.
+        """
+        tokens = x.shape[-2]
+        start = 0 if cache is None else cache.begin(tokens)
+        cos, sin = self._rope_rows(start, start + tokens, x)
+        mask = _causal_mask(start, tokens, x)
+        for index, layer in enumerate(self.layers):
+            tap(taps, index, x)
+            x = layer(x, cos, sin, mask, None if cache is None else cache.layer(index))
+        tap(taps, len(self.layers), x)
+        if cache is not None:
+            cache.commit(tokens)
+        return x
+
+    def _rope_rows(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        if self._rope is None or self._rope[0].shape[0] < stop or self._rope[0].dtype != like.dtype:
+            rows = max(stop, min(self.config.max_position_embeddings, 2048))
+            self._rope = rope_table(self.config, rows, like)
+        cos, sin = self._rope
+        return cos[start:stop], sin[start:stop]
+
+
+def tap(taps: dict[int, Tensor] | None, index: int, x: Tensor) -> None:
+    """Keep the stream x after `index` blocks if `taps` asks for it."""
+    if taps is not None and index in taps:
+        taps[index] = x
+
+
+class Decoder(Stack):
     """Token ids in, next-token logits out.
 
     Weights are frozen (training code turns gradients on for itself). Queries, keys and values share one matrix, and so do
@@ -100,7 +147,6 @@ class Decoder(nn.Module):
         # Row r of a reduced head is the logit of token head_ids[r]; ascending, so "lowest row" is "lowest token".
         head_ids = torch.arange(config.head_rows) if config.head_rows is not None else None
         self.register_buffer("head_ids", head_ids, persistent=False)
-        self._rope: tuple[Tensor, Tensor] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,29 +167,15 @@ class Decoder(nn.Module):
         hidden = self.hidden_states(ids, cache)
         return self.logits(hidden if last is None else hidden[..., hidden.shape[-2] - last :, :])
 
-    def hidden_states(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
-        """The normalised hidden states [..., T, D] under the output head; arguments as in `forward`."""
-        tokens = ids.shape[-1]
-        start = 0 if cache is None else cache.begin(tokens)
-        cos, sin = self._rope_rows(start, start + tokens)
-        mask = _causal_mask(start, tokens, self.embed)
-        x = F.embedding(ids, self.embed)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, mask, None if cache is None else cache.layer(index))
-        if cache is not None:
-            cache.commit(tokens)
-        return self.norm(x)
+    def hidden_states(
+        self, ids: Tensor, cache: KVCache | None = None, *, taps: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """The normalised hidden states [..., T, D] under the output head; arguments as in `forward` and `stream`."""
+        return self.norm(self.stream(F.embedding(ids, self.embed), cache, taps=taps))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., T, D] -> logits [..., T, V] (or the rows of a reduced head)."""
         return small_linear(hidden, self.embed if self.head is None else self.head.weight)
-
-    def _rope_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        if self._rope is None or self._rope[0].shape[0] < stop or self._rope[0].dtype != self.dtype:
-            rows = max(stop, min(self.config.max_position_embeddings, 2048))
-            self._rope = rope_table(self.config, rows, self.embed)
-        cos, sin = self._rope
-        return cos[start:stop], sin[start:stop]
 
     def load_weights(self, tensors: Mapping[str, Tensor], *, where: str = "checkpoint") -> Decoder:
         """Copy tensors with Hugging Face's Llama names into this model, each checked for presence and shape.

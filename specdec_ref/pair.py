@@ -10,7 +10,8 @@ import torch
 
 from specdec_ref import checkpoints
 from specdec_ref.checkpoints import LoadedModel
-from specdec_ref.drafters import Drafter, FirstMatch, ModelDrafter, PromptLookup
+from specdec_ref.checkpoints.feature import is_feature_draft, load_feature_draft
+from specdec_ref.drafters import Drafter, FeatureDrafter, FirstMatch, ModelDrafter, PromptLookup
 from specdec_ref.errors import CheckpointError, UsageError
 from specdec_ref.runner import Runner
 from specdec_ref.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ class Pair:
 
     Attributes:
         target: the model that decides.
-        draft: the draft model's runner; None with prompt lookup or no drafter.
+        draft: the draft model's runner; None with a feature-level draft, prompt lookup or no drafter.
         drafter: None for plain decoding.
         tokenizer: the target's.
         eos_ids: tokens that end an answer.
@@ -97,7 +98,11 @@ def load_pair(
         raise UsageError(f"unknown drafter {str(draft)!r}", fix=f"use one of: {DRAFTERS}")
     drafters: list[Drafter] = [PromptLookup()] if lookup else []
     small: Runner | None = None
-    if model:
+    if model and is_feature_draft(model):
+        head = load_feature_draft(model, draft_dtype or dtype)
+        checkpoints.check_same_tokenizer(big, head)
+        drafters.append(FeatureDrafter(head.model, runner))
+    elif model:
         loaded = checkpoints.load(model, draft_dtype or dtype, quiet=quiet)
         checkpoints.check_same_tokenizer(big, loaded)
         small = Runner(loaded.model, context)

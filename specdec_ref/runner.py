@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec_ref.errors import UsageError
+from specdec_ref.errors import CacheError, UsageError
 from specdec_ref.kv_cache import KVCache
 from specdec_ref.model import Decoder
 
@@ -76,6 +76,35 @@ class Runner:
         self.cache = KVCache(model.config, min(context, model.config.max_position_embeddings), model.dtype)
         self.vocab_size = vocab_size or model.config.vocab_size
         self.chunk = chunk
+        self._taps: tuple[int, ...] = ()
+        self._features = torch.empty(0)
+
+    def keep_features(self, taps: Sequence[int]) -> None:
+        """From the next `reset` on, keep the residual stream after so many blocks, for a drafter that reads it.
+
+        Features live beside the cache: a row each token, and rolled back with it, by its length.
+
+        Raises:
+            UsageError: another drafter has asked for other blocks.
+        """
+        if self._taps not in ((), tuple(taps)):
+            raise UsageError(f"features after blocks {self._taps} are kept already, not {tuple(taps)}")
+        width = len(taps) * self.model.config.hidden_size
+        self._taps = tuple(taps)
+        self._features = torch.empty(self.capacity, width, dtype=self.model.dtype)
+
+    def features(self, start: int, stop: int) -> Tensor:
+        """[stop - start, taps x D] features of the tokens at these positions, the taps side by side.
+
+        Raises:
+            CacheError: the model does not hold these tokens (any more), or keeps no features.
+        """
+        if not self._taps or stop > self.length:
+            raise CacheError(
+                f"no features of tokens {start} to {stop}: {self.length if self._taps else 0} are held",
+                where="runner",
+            )
+        return self._features[start:stop]
 
     @property
     def capacity(self) -> int:
@@ -92,14 +121,22 @@ class Runner:
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int]) -> Tensor:
         """tokens (T of them) -> logits [T, V] in the model's dtype. A reduced head returns its own rows."""
-        logits = self.model(torch.tensor(tokens), self.cache)
+        logits = self.model.logits(self._hidden(tokens))
         return logits if self.model.head_ids is not None else logits[:, : self.vocab_size]
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
         """Fill the cache with tokens, `chunk` at a time, computing no logits."""
         for start in range(0, len(tokens), self.chunk):
-            self.model.hidden_states(torch.tensor(tokens[start : start + self.chunk]), self.cache)
+            self._hidden(tokens[start : start + self.chunk])
+
+    def _hidden(self, tokens: Sequence[int]) -> Tensor:
+        taps = {index: torch.empty(0) for index in self._taps}
+        start = self.length
+        hidden = self.model.hidden_states(torch.tensor(tokens), self.cache, taps=taps or None)
+        if taps:
+            torch.cat([taps[index] for index in self._taps], -1, out=self._features[start : self.length])
+        return hidden
 
     def truncate(self, length: int) -> None:
         """See `KVCache.truncate`."""

@@ -19,6 +19,7 @@ from specdec_ref import linear
 from specdec_ref.bench.peer_transformers import TransformersPeer
 from specdec_ref.bench.stalls import Stalls
 from specdec_ref.decoding import autoregressive, speculative
+from specdec_ref.errors import UsageError
 from specdec_ref.lookahead import Costs
 from specdec_ref.pair import Pair, load_pair
 from specdec_ref.prompts import Prompt
@@ -127,6 +128,11 @@ def run_reference(prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
 
 def _side(settings: Settings, dtype: torch.dtype, pilot: list[Prompt]) -> Side:
     pair = load_pair(settings.target, settings.draft, dtype=dtype, context=1024)
+    if pair.draft is None and settings.draft not in ("lookup", "none"):
+        raise UsageError(
+            f"the cost of a step of {settings.draft!r} is not measured here",
+            fix="name a draft model, or lookup",
+        )
     costs, seconds = measure_costs(pair.target, pair.draft, longest=LONGEST_K)
     k = settings.lookahead
     if k is None:

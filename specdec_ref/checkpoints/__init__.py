@@ -171,6 +171,16 @@ def _find(name_or_path: str | Path, *, refresh: bool, quiet: bool) -> tuple[Path
     )
 
 
+def local_folder(name_or_path: str | Path) -> Path | None:
+    """The folder that a committed model's name or a path stands for; None where `load` would have to fetch."""
+    name = str(name_or_path)
+    committed = _committed()
+    if name == "draft":
+        return committed.get(DEFAULT_DRAFT)
+    folder = Path(name).expanduser()
+    return committed.get(name) or (folder.absolute() if name and folder.is_dir() else None)
+
+
 def _committed() -> dict[str, Path]:
     models = Path(__file__).resolve().parents[2] / "assets" / "models"
     return {file.parent.name: file.parent for file in models.glob("*/config.json")}

@@ -10,9 +10,10 @@ from specdec_ref.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specdec_ref.checkpoints import LoadedModel
+    from specdec_ref.checkpoints.feature import LoadedFeatureDraft
 
 
-def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
+def check_same_tokenizer(target: LoadedModel, draft: LoadedModel | LoadedFeatureDraft) -> None:
     """Raise unless both models use the same tokenizer, compared by content.
 
     The number of embedding rows may differ: vocabularies are padded to round sizes (151936, 152064) beyond the tokens

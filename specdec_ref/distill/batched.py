@@ -15,49 +15,70 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec_ref.distill.blocks import layers_of
-from specdec_ref.model import Decoder, Layer, rope_table
+from specdec_ref.feature_draft import FeatureDraft
+from specdec_ref.model import Decoder, Layer, Stack, rope_table, tap
 from specdec_ref.rng import Purpose
 from specdec_ref.trace import Round
 
 
 class BatchedRunner:
-    """A decoder over static caches of B sequences, each with a length of its own.
+    """A model's blocks over static caches of B sequences, each with a length of its own.
 
     Args:
         model: on its device.
         batch: B.
         capacity: most tokens of a sequence.
+        taps: keep the streams after so many blocks, for a feature-level draft.
+
+    Attributes:
+        features: [B, capacity, taps x D] those streams, side by side; like the caches, what lies at or beyond a sequence's
+            length is stale.
     """
 
-    def __init__(self, model: Decoder, batch: int, capacity: int) -> None:
-        c, device = model.config, model.embed.device
+    def __init__(self, model: Stack, batch: int, capacity: int, taps: Sequence[int] = ()) -> None:
+        c, like = model.config, next(model.parameters())
         self.model, self.capacity = model, capacity
         shape = (c.num_hidden_layers, batch, c.num_key_value_heads, capacity, c.head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=model.dtype)
+        self.keys = torch.zeros(shape, device=like.device, dtype=like.dtype)
         self.values = torch.zeros_like(self.keys)
-        self.cos, self.sin = rope_table(c, capacity, model.embed)
+        self.cos, self.sin = rope_table(c, capacity, like)
+        self.taps = tuple(taps)
+        self.features = like.new_zeros(batch, capacity, len(taps) * c.hidden_size)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, start: Tensor) -> Tensor:
-        """Put ids [B, T] at positions `start` [B] onwards and return hidden states [B, T, D].
+        """Put ids [B, T] at positions `start` [B] onwards and return hidden states [B, T, D]. Decoders only."""
+        assert isinstance(self.model, Decoder)
+        return self.model.norm(self.stream(F.embedding(ids, self.model.embed), start))
+
+    @torch.no_grad()
+    def stream(self, x: Tensor, start: Tensor) -> Tensor:
+        """All blocks over x [B, T, D], whose rows are at positions `start` [B] onwards.
 
         What a cache holds before `start` counts, what it holds after the new tokens is ignored: rolling a sequence back is
         passing a smaller start.
         """
-        positions = start[:, None] + torch.arange(ids.shape[1], device=ids.device)  # [B, T]
+        positions = start[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]  # [B, 1, T, E]
-        seen = torch.arange(self.capacity, device=ids.device) <= positions[:, None, :, None]  # [B, 1, T, L]
-        x = F.embedding(ids, self.model.embed)
-        for layer, keys, values in zip(layers_of(self.model), self.keys, self.values, strict=True):
+        seen = torch.arange(self.capacity, device=x.device) <= positions[:, None, :, None]  # [B, 1, T, L]
+        taps = {index: x for index in self.taps}
+        for index, layer in enumerate(layers_of(self.model)):
+            tap(taps, index, x)
+            keys, values = self.keys[index], self.values[index]
             attended = self._attend(layer, layer.attention_norm(x), cos, sin, positions, seen, keys, values)
             x = x + layer.out(attended)
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
-        return self.model.norm(x)
+        tap(taps, len(self.keys), x)
+        if taps:
+            kept = torch.cat([taps[index] for index in self.taps], -1)
+            self.features.scatter_(1, positions[..., None].expand_as(kept), kept)
+        return x
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sequences only."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.features = self.features[rows]
 
     def _attend(
         self,
@@ -112,7 +133,7 @@ class _Text:
 @torch.no_grad()
 def speculate(
     target: Decoder,
-    draft: Decoder,
+    draft: Decoder | FeatureDraft,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     *,
@@ -135,13 +156,18 @@ def speculate(
     device, eos = target.embed.device, frozenset(eos_ids)
     texts = [_Text(list(p), s, new_tokens) for p, s in zip(prompts, seeds, strict=True)]
     capacity = max(map(len, prompts)) + new_tokens + lookahead + 2
-    wide, narrow = BatchedRunner(target, len(texts), capacity), BatchedRunner(draft, len(texts), capacity)
     padded = torch.zeros(len(texts), max(map(len, prompts)), dtype=torch.int64, device=device)
     for row, text in enumerate(texts):
         padded[row, : len(text.tokens)] = torch.tensor(text.tokens)
     zero = torch.zeros(len(texts), dtype=torch.int64, device=device)
+    taps = draft.config.taps if isinstance(draft, FeatureDraft) else ()
+    wide = BatchedRunner(target, len(texts), capacity, taps)
     wide.hidden(padded, zero)
-    narrow.hidden(padded, zero)
+    drafting: PlainDrafting | FeatureDrafting
+    if isinstance(draft, FeatureDraft):
+        drafting = FeatureDrafting(draft, wide, capacity, padded, lookahead)
+    else:
+        drafting = PlainDrafting(draft, capacity, padded)
     head_ids = (
         torch.arange(draft.config.vocab_size, device=device) if draft.head_ids is None else draft.head_ids
     )
@@ -150,13 +176,13 @@ def speculate(
         left = [row for row, text in enumerate(texts) if not text.finished]
         if len(left) <= 0.75 * len(
             texts
-        ):  # finished texts cost as much as the others: leave them out now and then
+        ):  # finished texts cost as much as the others: leave them out at times
             texts = [texts[row] for row in left]
-            for runner in (wide, narrow):
+            for runner in (wide, drafting.runner):
                 runner.keep(torch.tensor(left, device=device))
         length = torch.tensor([len(text.tokens) for text in texts], device=device)
         last = torch.tensor([text.tokens[-2:] for text in texts], device=device)
-        drafted, rows = _draft(narrow, head_ids, last, length, lookahead, temperature, texts, turn)
+        drafted, rows = _draft(drafting, head_ids, length, lookahead, temperature, texts, turn)
         logits = target.logits(wide.hidden(torch.cat([last[:, 1:], drafted], 1), length - 1))
         asked = [0 if text.finished else min(lookahead, text.room - 1) for text in texts]
         if temperature == 0:
@@ -171,23 +197,94 @@ def speculate(
     return [text.rounds for text in everyone]
 
 
+class PlainDrafting:
+    """A draft model beside its target: fed with the text, then with its own tokens.
+
+    Args:
+        draft: the model.
+        capacity: of its cache.
+        padded: [B, T] prompts.
+    """
+
+    def __init__(self, draft: Decoder, capacity: int, padded: Tensor) -> None:
+        self.draft, self.runner = draft, BatchedRunner(draft, len(padded), capacity)
+        self.runner.hidden(padded, torch.zeros_like(padded[:, 0]))
+
+    def first(self, texts: list[_Text], length: Tensor) -> Tensor:
+        """Logits [B, V'] of the first token to draft after texts of `length` [B] tokens."""
+        # The last but one token again: it may not have been fed in the last round.
+        last = torch.tensor([text.tokens[-2:] for text in texts], device=length.device)
+        self._end = length
+        return self.draft.logits(self.runner.hidden(last, length - 2)[:, -1])
+
+    def then(self, token: Tensor) -> Tensor:
+        """Logits [B, V'] of the token after the drafted one [B]."""
+        self._end = self._end + 1
+        return self.draft.logits(self.runner.hidden(token[:, None], self._end - 1)[:, -1])
+
+
+class FeatureDrafting:
+    """A feature-level draft: as `FeatureDrafter`, for many texts.
+
+    Every round makes the rows of the last K+1 tokens anew, which is at least those that the target has seen since.
+
+    Args:
+        draft, capacity, padded: as in `PlainDrafting`.
+        wide: the target's runner, which has taken in the prompts and keeps the draft's features.
+        lookahead: K.
+    """
+
+    def __init__(
+        self, draft: FeatureDraft, wide: BatchedRunner, capacity: int, padded: Tensor, lookahead: int
+    ) -> None:
+        assert isinstance(wide.model, Decoder)
+        self.draft, self.wide, self.embed = draft, wide, wide.model.embed
+        self.runner = BatchedRunner(draft, len(padded), capacity)
+        self.again = lookahead + 1
+        feature = draft.feature(wide.features[:, : padded.shape[1] - 1])
+        self._rows(feature, padded[:, 1:], torch.zeros_like(padded[:, 0]))
+
+    def first(self, texts: list[_Text], length: Tensor) -> Tensor:
+        """As in `PlainDrafting`."""
+        # Texts shorter than that are padded at their end: rows beyond the text are stale, as after any rejection.
+        start = (length - 1 - self.again).clamp(min=0)  # rows 0 .. length-2 are the text's
+        places = start[:, None] + torch.arange(self.again, device=length.device)
+        ids = [
+            (text.tokens + [0] * self.again)[s + 1 :][: self.again]
+            for text, s in zip(texts, start.tolist(), strict=True)
+        ]
+        tapped = self.wide.features.gather(1, places[..., None].expand(-1, -1, self.wide.features.shape[-1]))
+        own = self._rows(self.draft.feature(tapped), torch.tensor(ids, device=length.device), start)
+        at = (length - 2 - start)[:, None, None].expand(-1, 1, own.shape[-1])
+        self._own, self._end = own.gather(1, at), length - 1
+        return self.draft.logits(self._own[:, -1])
+
+    def then(self, token: Tensor) -> Tensor:
+        """As in `PlainDrafting`."""
+        self._own = self._rows(self._own, token[:, None], self._end)
+        self._end = self._end + 1
+        return self.draft.logits(self._own[:, -1])
+
+    def _rows(self, feature: Tensor, following: Tensor, start: Tensor) -> Tensor:
+        embedded = F.embedding(following, self.embed).to(feature.dtype)
+        return self.runner.stream(self.draft.inputs(feature, embedded), start)
+
+
 def _draft(
-    runner: BatchedRunner, head_ids: Tensor, last: Tensor, length: Tensor, k: int, temperature: float,
+    drafting: PlainDrafting | FeatureDrafting, head_ids: Tensor, length: Tensor, k: int, temperature: float,
     texts: list[_Text], turn: int,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """k tokens for each text [B, k], and q [B, V'] of each slot when sampling."""
-    feed, start = last, length - 2  # the last but one token again: it may not have been fed in the last round
-    tokens, rows = [], []
+    tokens: list[Tensor] = []
+    rows: list[Tensor] = []
     for slot in range(k):
-        logits = runner.model.logits(runner.hidden(feed, start)[:, -1])
+        logits = drafting.then(tokens[-1]) if slot else drafting.first(texts, length)
         if temperature == 0:
             row = logits.argmax(-1)
         else:
             rows.append(_distribution(logits, temperature))
             row = _pick(rows[-1], _uniforms(texts, turn, slot, Purpose.DRAFT, logits.device))
         tokens.append(head_ids[row])
-        start = start + feed.shape[1]
-        feed = tokens[-1][:, None]
     return torch.stack(tokens, 1), rows
 
 

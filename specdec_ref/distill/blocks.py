@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec_ref.model import Decoder, Layer, ModelConfig, rope_table
+from specdec_ref.model import Decoder, Layer, ModelConfig, Stack, rope_table, tap
 
 _compiled: dict[str, Callable[..., Any]] = {}
 
@@ -60,13 +60,22 @@ def _piece(name: str, function: Callable[..., Any], fuse: bool) -> Callable[...,
     return _compiled[name]
 
 
-def layers_of(model: Decoder) -> list[Layer]:
-    """The decoder's blocks, with their type."""
+def layers_of(model: Stack) -> list[Layer]:
+    """The model's blocks, with their type."""
     return [cast(Layer, layer) for layer in model.layers]
 
 
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(number of the block, queries [B, H, T, E], keys [B, G, T, E], values) -> [B, H, T, E]."""
+
+
+def causal(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token attends to itself and to all before it."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
 class Trunk:
-    """Runs one decoder's layers over batches of sequences.
+    """Runs one model's blocks over batches of sequences.
 
     Args:
         model: its parameters are used as they are, in any dtype; biases and q/k norms are not supported here.
@@ -75,24 +84,46 @@ class Trunk:
         fuse: compile the element-wise parts.
     """
 
-    def __init__(self, model: Decoder, positions: int, dtype: torch.dtype, *, fuse: bool = False) -> None:
+    def __init__(self, model: Stack, positions: int, dtype: torch.dtype, *, fuse: bool = False) -> None:
         c = model.config
         if c.qk_norm or c.o_bias or c.mlp_bias:
             raise NotImplementedError("distillation supports Llama and Qwen2 shapes")
         self.model, self.dtype, self.fuse = model, dtype, fuse
-        self.cos, self.sin = rope_table(c, positions, torch.empty(0, device=model.embed.device))
+        self.cos, self.sin = rope_table(c, positions, torch.empty(0, device=next(model.parameters()).device))
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """ids [B, T] -> normalised hidden states [B T, D] in `dtype`."""
-        batch, tokens = ids.shape
-        model, c = self.model, self.model.config
-        cos, sin = self.cos[:tokens].repeat(batch, 1), self.sin[:tokens].repeat(batch, 1)
-        x = F.embedding(ids.reshape(-1), model.embed).to(self.dtype)
-        for layer in layers_of(model):
-            x = self._layer(layer, x, cos, sin, batch, c)
-        return F.rms_norm(x, (c.hidden_size,), model.norm.weight.to(self.dtype), c.rms_norm_eps)
+    def __call__(self, ids: Tensor, taps: dict[int, Tensor] | None = None) -> Tensor:
+        """ids [B, T] -> normalised hidden states [B T, D] in `dtype`; for `taps` see `Stack.stream`. Decoders only."""
+        assert isinstance(self.model, Decoder)
+        x = F.embedding(ids.reshape(-1), self.model.embed).to(self.dtype)
+        return self.normalised(self.stream(x, len(ids), taps=taps))
 
-    def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: int, c: ModelConfig) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
+        """The stream [N, D] -> what goes under the output head."""
+        c = self.model.config
+        return F.rms_norm(x, (c.hidden_size,), self.model.norm.weight.to(self.dtype), c.rms_norm_eps)
+
+    def stream(
+        self,
+        x: Tensor,
+        batch: int,
+        *,
+        first: int = 0,
+        attend: Attend = causal,
+        taps: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """All blocks over x [B T, D], whose sequences begin at position `first`; `taps` as in `Stack.stream`."""
+        stop = first + len(x) // batch
+        cos, sin = self.cos[first:stop].repeat(batch, 1), self.sin[first:stop].repeat(batch, 1)
+        for index, layer in enumerate(layers_of(self.model)):
+            tap(taps, index, x)
+            x = self._layer(index, layer, x, cos, sin, batch, attend)
+        tap(taps, len(self.model.layers), x)
+        return x
+
+    def _layer(
+        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: int, attend: Attend
+    ) -> Tensor:
+        c: ModelConfig = self.model.config
         heads, groups = c.num_attention_heads, c.num_key_value_heads
         before = _piece("before", _before, self.fuse)
         turned, values = before(
@@ -107,7 +138,7 @@ class Trunk:
         )
         q, k = turned.unflatten(0, (batch, -1)).transpose(1, 2).split([heads, groups], dim=1)
         v = values.unflatten(0, (batch, -1)).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != groups)
+        attended = attend(index, q, k, v)
         after = _piece("after", _after, self.fuse)
         return after(
             x, attended.transpose(1, 2).reshape(x.shape[0], -1), layer.mlp_norm.weight, layer.out.weight,

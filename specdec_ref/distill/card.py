@@ -38,14 +38,13 @@ def model_card(
         "",
         "| | |",
         "|---|---|",
-        f"| architecture | Llama: {draft.layers} layers, width {draft.width}, "
+        f"| architecture | {_kind(draft)}: {draft.layers} layers, width {draft.width}, "
         f"{draft.heads} query and {draft.kv_heads} key/value heads of {draft.head_dim}, "
         f"SwiGLU {draft.ff}, RoPE base {draft.rope_theta:,.0f} |",
-        f"| parameters | {config.body_parameters / 1e6:.2f} M in the body; "
-        f"embedding {config.vocab_size:,} x {draft.width}, tied |",
+        f"| parameters | {config.body_parameters / 1e6:.2f} M in the body; {_embedding(draft, config)} |",
         f"| output head | the {config.head_rows:,} tokens most frequent in the data; no other is ever proposed |",
         f"| cost | {_share(figures.get('c_params'))} of the target's parameters touched per token |",
-        "| precision | bfloat16; embedding int8 with one float16 scale a row |",
+        f"| precision | bfloat16{'' if draft.taps else '; embedding int8 with one float16 scale a row'} |",
         f"| size | {size / 1e6:.1f} MB |",
         "| licence | Apache-2.0, like its target |",
         "",
@@ -76,6 +75,19 @@ def model_card(
     return "\n".join(lines)
 
 
+def _kind(draft: DraftConfig) -> str:
+    if not draft.taps:
+        return "Llama"
+    taps = ", ".join(map(str, draft.taps))
+    return f"feature-level (EAGLE-3): reads the target's residual stream after {taps} of its blocks"
+
+
+def _embedding(draft: DraftConfig, config: ModelConfig) -> str:
+    if draft.taps:
+        return "the target's own embedding"
+    return f"embedding {config.vocab_size:,} x {draft.width}, tied"
+
+
 def _share(value: float | None) -> str:
     return "not measured" if value is None else f"{100 * value:.1f} %"
 
@@ -100,10 +112,20 @@ def _training(trained: Mapping[str, Any]) -> str:
         f"{trained['token_visits'] / 1e6:,.0f} M token visits\n({trained['epochs']:.1f} epochs), "
         f"{trained['seconds'] / 60:.1f} minutes on {trained['processes']} x {trained['device']} "
         f"({trained['tokens_per_s'] / 1e3:,.0f} k tokens/s).\n"
+        f"{_unrolled(trained)}"
         f"Muon (peak {c['muon_lr']}) for matrices, AdamW ({c['adam_lr']}) for the rest, cosine schedule; "
         f"total variation joins the KL loss after "
         f"{100 * c['tv_from']:.0f} % of it.\nWeights averaged with decay {c['ema']}. Seed {trained['config']['seed']}. "
         f"Held-out synthetic text: {held_out}."
+    )
+
+
+def _unrolled(trained: Mapping[str, Any]) -> str:
+    if not any(draft.get("taps") for draft in trained["config"]["drafts"]):
+        return ""
+    c = trained["config"]["train"]
+    return (
+        f"Unrolled over {c['unroll']} drafted tokens, each weighted {c['unroll_decay']} of the one before.\n"
     )
 
 

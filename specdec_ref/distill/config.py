@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from specdec_ref.errors import UsageError
+from specdec_ref.feature_draft import FeatureConfig
 from specdec_ref.model import ModelConfig
 
 T = TypeVar("T")
@@ -49,7 +50,11 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """The shape of one draft: a Llama-family decoder with its own tied embedding and a reduced output head."""
+    """The shape of one draft: a Llama-family decoder with its own tied embedding and a reduced output head.
+
+    With `taps` it is a feature-level draft instead (`specdec_ref.feature_draft`): it reads the target's residual stream
+    after so many of its blocks, and the target's embedding.
+    """
 
     name: str
     width: int
@@ -61,10 +66,13 @@ class DraftConfig:
     head_dim: int = 64
     rope_theta: float = 10_000.0
     context: int = 2048
+    taps: tuple[int, ...] = ()
 
-    def model(self, vocab_size: int) -> ModelConfig:
-        """The decoder configuration for a target's vocabulary."""
-        return ModelConfig(
+    def model(self, vocab_size: int, target_width: int = 0) -> ModelConfig:
+        """The configuration for a target's vocabulary and width; a `FeatureConfig` if there are taps."""
+        extra = {"target_width": target_width, "taps": tuple(self.taps)} if self.taps else {}
+        return (FeatureConfig if self.taps else ModelConfig)(
+            **extra,  # type: ignore[arg-type]
             vocab_size=vocab_size,
             hidden_size=self.width,
             num_hidden_layers=self.layers,
@@ -74,7 +82,7 @@ class DraftConfig:
             intermediate_size=self.ff,
             max_position_embeddings=self.context,
             rope_theta=self.rope_theta,
-            tie_word_embeddings=True,
+            tie_word_embeddings=not self.taps,
             head_rows=min(self.head_rows, vocab_size),
         )
 
@@ -103,6 +111,9 @@ class TrainConfig:
         log_every: steps between log lines.
         bf16: compute in bfloat16 on a GPU.
         compile: fuse the element-wise parts with torch.compile on a GPU.
+        flash: use the fused attention kernel in the unrolled steps on a GPU.
+        unroll: drafted tokens that a feature-level draft learns to place one after another (training-time test).
+        unroll_decay: loss weight of each of them over the one before.
     """
 
     steps: int = 0
@@ -126,6 +137,9 @@ class TrainConfig:
     log_every: int = 50
     bf16: bool = True
     compile: bool = True
+    flash: bool = True
+    unroll: int = 5
+    unroll_decay: float = 0.8
 
 
 @dataclass(frozen=True)
@@ -171,6 +185,15 @@ class DistillConfig:
 MAIN = DraftConfig("main", width=320, layers=4, heads=5, kv_heads=1, ff=896, head_rows=11_264)
 SMALL = DraftConfig("small", width=256, layers=2, heads=4, kv_heads=1, ff=768, head_rows=7_168)
 
+# The same budgets for drafts that read the target's hidden states: no embedding of their own, one wide block.
+# fuse 3 x 576 x D, combine (576 + D) x D, block; feature-main: 3.33 M + 11,264 x 416 = 8.02 M; feature-small: 3.36 M in all
+FEATURE_MAIN = DraftConfig(
+    "feature-main", width=416, layers=1, heads=6, kv_heads=1, ff=1472, head_rows=11_264, taps=(2, 15, 27)
+)
+FEATURE_SMALL = DraftConfig(
+    "feature-small", width=256, layers=1, heads=4, kv_heads=1, ff=896, head_rows=7_168, taps=(2, 15, 27)
+)
+
 SMOKE = DistillConfig(
     name="smoke",
     target="random",
@@ -186,8 +209,31 @@ SMOKE = DistillConfig(
     eval=EvalConfig(lookaheads=(1, 4), new_tokens=16, repeats=1, prompts_per_class=2, batch=8, resamples=200),
 )  # fmt: skip
 
-CONFIGS = {"smoke": SMOKE, "h200": DistillConfig(name="h200", target="smollm2-135m", drafts=(MAIN, SMALL))}
-"""The named runs: `smoke` takes seconds on a CPU, `h200` about 25 minutes on two H200-class GPUs."""
+SMOKE_FEATURE = replace(
+    SMOKE,
+    name="smoke-feature",
+    drafts=(
+        DraftConfig(
+            "feature-main", width=32, layers=2, heads=2, kv_heads=1, ff=64, head_rows=192, head_dim=16, context=256,
+            taps=(1, 2, 3),
+        ),
+        DraftConfig(
+            "feature-small", width=32, layers=1, heads=2, kv_heads=1, ff=32, head_rows=96, head_dim=16, context=256,
+            taps=(1, 3),
+        ),
+    ),
+)  # fmt: skip
+
+H200 = DistillConfig(name="h200", target="smollm2-135m", drafts=(MAIN, SMALL))
+
+CONFIGS = {
+    "smoke": SMOKE,
+    "smoke-feature": SMOKE_FEATURE,
+    "h200": H200,
+    "h200-feature": replace(H200, name="h200-feature", drafts=(FEATURE_MAIN, FEATURE_SMALL)),
+}
+"""The named runs: `smoke` takes seconds on a CPU, `h200` about 25 minutes on two H200-class GPUs; `-feature`: the same data
+and length with feature-level drafts."""
 
 
 def load_config(name: str, overrides: str | Mapping[str, Any] | None = None) -> DistillConfig:
@@ -221,11 +267,16 @@ def _override(config: T, changes: Mapping[str, Any], path: str) -> T:
         if is_dataclass(old) and isinstance(value, Mapping):
             value = _override(old, value, f"{path}{key}.")
         elif key == "drafts":
-            value = tuple(DraftConfig(**item) for item in value)
+            value = tuple(draft_config(item) for item in value)
         elif isinstance(old, tuple):
             value = _tuples(value)
         values[key] = value
     return replace(config, **values)
+
+
+def draft_config(values: Mapping[str, Any]) -> DraftConfig:
+    """A draft from its JSON form."""
+    return DraftConfig(**{key: _tuples(value) for key, value in values.items()})
 
 
 def _tuples(value: Any) -> Any:

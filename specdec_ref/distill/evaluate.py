@@ -13,17 +13,19 @@ import torch
 
 from specdec_ref.distill.batched import speculate
 from specdec_ref.distill.config import DistillConfig, EvalConfig
-from specdec_ref.distill.export import decoder_from, trained_drafts
+from specdec_ref.distill.export import draft_from, trained_drafts
 from specdec_ref.distill.processes import accelerator_for, resolve_texts
 from specdec_ref.distill.progress import Log, rounded
 from specdec_ref.distill.target import load_target
 from specdec_ref.distill.texts import Prompt
 from specdec_ref.errors import CheckpointError
+from specdec_ref.feature_draft import FeatureDraft
 from specdec_ref.files import atomic_file
 from specdec_ref.model import Decoder
 from specdec_ref.trace import Round, Telemetry
 
 Engine = Literal["batched", "reference"]
+Draft = Decoder | FeatureDraft
 QUOTED = 4
 """The lookahead whose figures are quoted."""
 
@@ -64,7 +66,7 @@ def evaluate(
     prompts = choose_prompts(pieces.prompts, config.eval.prompts_per_class)
     torch.backends.cuda.matmul.allow_tf32 = False  # near-ties must fall as they do on a CPU
     big = load_target(target or config.target).to(accelerator.device)
-    models = {name: decoder_from(tensors, c) for name, (_, c, tensors) in _trained(out).items()}
+    models = {name: draft_from(tensors, c) for name, (_, c, tensors) in _trained(out).items()}
     for folder in drafts:
         models[folder.name] = _load_draft(folder, pieces.tokenizer_sha256)
     if not models:
@@ -120,10 +122,11 @@ def evaluate(
     return report
 
 
-def _load_draft(folder: Path, tokenizer_sha256: str) -> Decoder:
+def _load_draft(folder: Path, tokenizer_sha256: str) -> Draft:
     from specdec_ref import checkpoints
+    from specdec_ref.checkpoints.feature import is_feature_draft, load_feature_draft
 
-    loaded = checkpoints.load(folder)
+    loaded = load_feature_draft(folder) if is_feature_draft(folder) else checkpoints.load(folder)
     if loaded.tokenizer_sha256 and tokenizer_sha256 and loaded.tokenizer_sha256 != tokenizer_sha256:
         raise CheckpointError(
             "the draft was made for another tokenizer than this run's target", where=str(folder)
@@ -147,7 +150,7 @@ def choose_prompts(prompts: Sequence[Prompt], per_class: int) -> list[Prompt]:
 
 
 def measure(
-    target: Decoder, draft: Decoder, prompts: Sequence[Prompt], job: Job, config: EvalConfig, eos_ids: Sequence[int],
+    target: Decoder, draft: Draft, prompts: Sequence[Prompt], job: Job, config: EvalConfig, eos_ids: Sequence[int],
     seed: int, engine: Engine = "batched",
 ) -> list[list[Round]]:  # fmt: skip
     """The rounds of every text: all prompts in order, `config.repeats` times over when sampling."""
@@ -170,7 +173,7 @@ def measure(
 
 def _reference(
     target: Decoder,
-    draft: Decoder,
+    draft: Draft,
     tokens: list[int],
     job: Job,
     config: EvalConfig,
@@ -178,13 +181,19 @@ def _reference(
     seed: int,
 ) -> list[Round]:
     from specdec_ref.decoding import speculative
-    from specdec_ref.drafters.model_draft import ModelDrafter
+    from specdec_ref.drafters import Drafter, FeatureDrafter, ModelDrafter
     from specdec_ref.runner import Runner
     from specdec_ref.sampling import Sampling
 
+    runner = Runner(target)
+    drafter: Drafter
+    if isinstance(draft, FeatureDraft):
+        drafter = FeatureDrafter(draft, runner)
+    else:
+        drafter = ModelDrafter(Runner(draft), runner.vocab_size)
     return speculative(
-        Runner(target),
-        ModelDrafter(Runner(draft), target.config.vocab_size),
+        runner,
+        drafter,
         tokens,
         lookahead=job.lookahead,
         sampling=Sampling(temperature=job.temperature),
@@ -231,7 +240,7 @@ def summarise(
 
 
 def _draft_report(
-    name: str, model: Decoder, target: Decoder, rows: list[tuple[Job, dict[str, Any]]]
+    name: str, model: Draft, target: Decoder, rows: list[tuple[Job, dict[str, Any]]]
 ) -> dict[str, Any]:
     c, t = model.config, target.config
     mine = {(j.temperature, j.lookahead): row for j, row in rows if j.draft == name}
@@ -240,7 +249,7 @@ def _draft_report(
     quoted = str(QUOTED) if str(QUOTED) in greedy else next(iter(greedy))
     return {
         "name": name,
-        "kind": "model",
+        "kind": "feature" if isinstance(model, FeatureDraft) else "model",
         "params_body": c.body_parameters,
         "c_params": (c.body_parameters + c.head_parameters) / (t.body_parameters + t.head_parameters),
         "tau_greedy_k4": greedy[quoted]["tau"],

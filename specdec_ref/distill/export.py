@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from specdec_ref.distill.checkpoint import load_checkpoint
-from specdec_ref.distill.config import DraftConfig
+from specdec_ref.distill.config import DraftConfig, draft_config
 from specdec_ref.distill.texts import Texts
 from specdec_ref.errors import CheckpointError
+from specdec_ref.feature_draft import MODEL_TYPE, FeatureConfig, FeatureDraft
 from specdec_ref.files import atomic_file
 from specdec_ref.model import Decoder, ModelConfig
 
@@ -29,6 +30,8 @@ def draft_tensors(weights: Mapping[str, Tensor], config: ModelConfig, order: Ten
         config: of the draft.
         order: [V] token ids, most frequent first; the first `head_rows` are the head's, stored ascending.
     """
+    if isinstance(config, FeatureConfig):
+        return _feature_tensors(weights, config, order)
     c, e = config, config.head_dim
     q, kv = c.num_attention_heads * e, c.num_key_value_heads * e
     embed = weights["embed"].float()
@@ -57,8 +60,20 @@ def draft_tensors(weights: Mapping[str, Tensor], config: ModelConfig, order: Ten
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def decoder_from(tensors: Mapping[str, Tensor], config: ModelConfig) -> Decoder:
-    """The float32 decoder that loading the file gives."""
+def _feature_tensors(
+    weights: Mapping[str, Tensor], config: FeatureConfig, order: Tensor
+) -> dict[str, Tensor]:
+    ids, rows = order[: config.head_rows].sort()
+    tensors = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    tensors["head.weight"] = tensors["head.weight"][rows.to(weights["head.weight"].device)]
+    tensors["specdec.head_ids"] = ids.int()
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def draft_from(tensors: Mapping[str, Tensor], config: ModelConfig) -> Decoder | FeatureDraft:
+    """The float32 model that loading the file gives."""
+    if isinstance(config, FeatureConfig):
+        return FeatureDraft(config).load_weights(tensors, where="draft").eval()
     named = dict(tensors)
     scale = named.pop("model.embed_tokens.weight_scale")
     named["model.embed_tokens.weight"] = named["model.embed_tokens.weight"].float() * scale.float()
@@ -77,8 +92,9 @@ def trained_drafts(out: Path) -> dict[str, tuple[DraftConfig, ModelConfig, dict[
         raise CheckpointError("there is no checkpoint", where=str(path), fix="run the `train` stage first")
     found = {}
     for raw, weights in zip(json.loads(saved["config"])["drafts"], saved["averages"], strict=True):
-        draft = DraftConfig(**raw)
-        config = draft.model(len(saved["order"]))
+        draft = draft_config(raw)
+        target_width = len(weights["embed_norm.weight"]) if draft.taps else 0
+        config = draft.model(len(saved["order"]), target_width)
         found[draft.name] = (draft, config, draft_tensors(weights, config, saved["order"]))
     return found
 
@@ -90,7 +106,7 @@ def export(out: Path, to: Path, *, split: int = 0, prefix: str = "draft") -> lis
         out: the run's folder.
         to: where the model folders go.
         split: cut weights into parts of at most so many MiB, for transport (`join` puts them together); 0: do not.
-        prefix: of the folders' names.
+        prefix: of the folders' names; feature-level drafts are called `feature-…`.
 
     Returns:
         the folders.
@@ -101,7 +117,7 @@ def export(out: Path, to: Path, *, split: int = 0, prefix: str = "draft") -> lis
     reports = {name: _read(out / name) for name in ("train.json", "eval.json", "data/manifest.json")}
     folders = []
     for name, (draft, config, tensors) in trained_drafts(out).items():
-        folder = to / f"{prefix}-{draft.width}x{draft.layers}"
+        folder = to / f"{'feature' if draft.taps else prefix}-{draft.width}x{draft.layers}"
         content = save(tensors)
         if len(content) > LARGEST_FILE:
             raise CheckpointError(f"{len(content):,} bytes are more than {LARGEST_FILE:,}", where=str(folder))
@@ -155,9 +171,16 @@ def _config(
     run = dict(trained.get("config") or {})
     row = int(run.get("data", {}).get("tokens", 0))
     chains = [int(chain) for chain, _ in run.get("train", {}).get("chains", [])]
+    kind: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    special: dict[str, Any] = {
+        "role": "draft",
+        "embedding": "int8 rows times model.embed_tokens.weight_scale",
+    }
+    if isinstance(config, FeatureConfig):
+        kind = {"model_type": MODEL_TYPE}
+        special = {"role": "feature draft", "taps": list(config.taps), "target_width": config.target_width}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **kind,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -172,19 +195,18 @@ def _config(
         "rope_scaling": None,
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "bos_token_id": 1,
         "eos_token_id": texts.end_of_turn,
         "pad_token_id": texts.end_of_turn,
         "torch_dtype": "bfloat16",
         "specdec": {
-            "role": "draft",
+            **special,
             "name": draft.name,
             "target": run.get("target"),
             "tokenizer_sha256": texts.tokenizer_sha256 or None,
             "head_rows": config.head_rows,
             "head_ids": "specdec.head_ids",
-            "embedding": "int8 rows times model.embed_tokens.weight_scale",
             "trained_context": row * max(chains, default=1),
             "seed": run.get("seed"),
         },

@@ -13,10 +13,14 @@ from specdec_ref.distill.config import TrainConfig
 
 
 def optimisers_for(draft: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embedding and norms (Jordan et al., 2024)."""
+    """Muon for the matrices of the body, AdamW for embedding, head and norms (Jordan et al., 2024)."""
     named = [(name, p) for name, p in draft.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in named if p.dim() == 2 and name != "embed"]
-    others = [p for name, p in named if not (p.dim() == 2 and name != "embed")]
+
+    def is_matrix(name: str, p: Tensor) -> bool:
+        return p.dim() == 2 and name not in ("embed", "head.weight")
+
+    matrices = [p for name, p in named if is_matrix(name, p)]
+    others = [p for name, p in named if not is_matrix(name, p)]
     return [
         torch.optim.Muon(
             matrices,

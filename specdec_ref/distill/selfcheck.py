@@ -24,6 +24,7 @@ from specdec_ref.distill.optim import Average, clip_and_guard, optimisers_for
 from specdec_ref.distill.progress import Log
 from specdec_ref.distill.students import Students, Teacher, new_draft
 from specdec_ref.distill.target import RANDOM, load_target, random_decoder
+from specdec_ref.distill.unrolled_attention import unrolled_attention
 from specdec_ref.errors import SpecdecError
 from specdec_ref.model import Decoder, ModelConfig
 
@@ -68,6 +69,7 @@ def selfcheck(config: DistillConfig, out: Path, *, target: str | None = None) ->
     _check_loss(check, device)
     _check_sampler(check, device)
     _check_decoding(check, model)
+    _check_unrolled(check, device)
     if device.type == "cuda":
         _check_fused(check, model, config)
         _time_data(log, model, config)
@@ -145,6 +147,25 @@ def _check_sampler(check: _Checks, device: torch.device) -> None:
     )
 
 
+def _check_unrolled(check: _Checks, device: torch.device) -> None:
+    """The fused attention of unrolled steps (0), and its gradients of q (1), keys (2-5) and values (6-9), in float32."""
+    dtype, tokens = (torch.bfloat16, 512) if device.type == "cuda" else (torch.float32, 40)
+
+    def some(heads: int) -> Tensor:
+        return torch.randn(4, heads, tokens, 64, device=device).to(dtype).requires_grad_()
+
+    q, parts = some(6), [some(1) for _ in range(8)]
+    slope = torch.randn(q.shape, device=device)
+    results = []
+    for flash in (True, False):
+        inputs = [x if flash else x.detach().float().requires_grad_() for x in (q, *parts)]
+        out = unrolled_attention(inputs[0], inputs[1:5], inputs[5:], flash=flash)
+        results.append((out, *torch.autograd.grad((out.float() * slope).sum(), inputs)))
+    for number, (ours, exact) in enumerate(zip(*results, strict=True)):
+        error = (ours.float() - exact).norm() / exact.norm()
+        check(f"unrolled attention {number}", float(error.detach()), 2e-2)
+
+
 @torch.no_grad()
 def _check_decoding(check: _Checks, model: Decoder) -> None:
     """The step-by-step writer against the whole sequence at once, in the same dtype."""
@@ -181,9 +202,9 @@ def _check_fused(check: _Checks, model: Decoder, config: DistillConfig) -> None:
     order = torch.arange(model.config.vocab_size)
     norms, losses = [], []
     for fuse in (False, True):
-        draft = new_draft(config.drafts[0], model.embed.float().cpu(), 1).to(model.embed.device)
+        draft = new_draft(config.drafts[0], model.embed.float().cpu(), order, 1).to(model.embed.device)
         students = Students([draft], ["x"], order, 512, dataclasses.replace(config.train, compile=fuse))
-        teacher = Teacher(model, order, 512, fuse=False)
+        teacher = Teacher(model, order, 512, taps=students.taps, fuse=False)
         weight = torch.ones(ids.numel(), device=ids.device)
         loss, _ = students(ids, *teacher(ids), weight, 1.0, 0.5)
         loss.backward()
@@ -227,10 +248,11 @@ def _time_training(log: Log, model: Decoder, config: DistillConfig) -> None:
     c, device = config.train, model.embed.device
     order, length = torch.arange(model.config.vocab_size), config.data.tokens
     positions = 4 * length
-    teacher = Teacher(model, order, positions, fuse=c.compile)
+    taps = {0, *(tap for draft_config in config.drafts for tap in draft_config.taps)}
+    teacher = Teacher(model, order, positions, taps=sorted(taps), fuse=c.compile)
     began = time.perf_counter()
     for draft_config in config.drafts:
-        draft = new_draft(draft_config, model.embed.float().cpu(), 1).to(device)
+        draft = new_draft(draft_config, model.embed.float().cpu(), order, 1).to(device)
         students = Students([draft], [draft_config.name], order, positions, c)
         optimisers = optimisers_for(draft, c)
         parameters = dict(draft.named_parameters())

@@ -74,7 +74,8 @@ class _Run:
             )
         self.order: Tensor = order
         drafts = [
-            new_draft(d, decoder.embed, config.seed * 101 + i).to(device) for i, d in enumerate(config.drafts)
+            new_draft(d, decoder.embed, order, config.seed * 101 + i).to(device)
+            for i, d in enumerate(config.drafts)
         ]
         positions = tokens.shape[1] * max(chain for chain, _ in c.chains)
         self.students = Students(drafts, [d.name for d in config.drafts], self.order, positions, c)
@@ -88,7 +89,11 @@ class _Run:
         on_gpu = device.type == "cuda"
         teacher_dtype = torch.bfloat16 if c.bf16 and on_gpu else torch.float32
         self.teacher = Teacher(
-            decoder.to(device, teacher_dtype), self.order, positions, fuse=c.compile and on_gpu
+            decoder.to(device, teacher_dtype),
+            self.order,
+            positions,
+            taps=self.students.taps,
+            fuse=c.compile and on_gpu,
         )
         held = c.held_out_rows
         tokens, roles = tokens.to(device), roles.to(device)
@@ -98,7 +103,7 @@ class _Run:
         self.step, self.elapsed = 0, 0.0
         self.log(
             "train", rows=len(tokens), epoch_steps=self.batches.epoch_steps, processes=place[1], device=str(device),
-            bodies={d.name: d.model(len(self.order)).body_parameters for d in config.drafts},
+            bodies={name: draft.config.body_parameters for name, draft in zip(self.students.names, drafts, strict=True)},
         )  # fmt: skip
 
     def resume(self) -> None:
@@ -191,9 +196,10 @@ class _Run:
 
     def _report(self, window: list[Tensor], clock: Clock, factor: float) -> None:
         mean = self.accelerator.reduce(torch.stack(window).mean(0), "mean").tolist()
-        names, count = self.students.names, len(self.students.names)
+        count = len(self.students.names)
         figures = {
-            n: dict(zip(FIGURES, mean[2 + count + 3 * i :][:3], strict=True)) for i, n in enumerate(names)
+            line: dict(zip(FIGURES, mean[2 + count + 3 * i :][:3], strict=True))
+            for i, line in enumerate(self.students.lines)
         }
         per_step = self.config.train.rows * self.batches.tokens.shape[1]
         rate = round(per_step / clock.step_seconds) if clock.step_seconds else 0
@@ -218,7 +224,7 @@ class _Run:
             average.exchange(parameters)
         mean = self.accelerator.reduce(torch.stack(figures).mean(0), "mean").tolist()
         return {
-            n: dict(zip(FIGURES, row, strict=True)) for n, row in zip(self.students.names, mean, strict=True)
+            n: dict(zip(FIGURES, row, strict=True)) for n, row in zip(self.students.lines, mean, strict=True)
         }
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from specdec_ref import checkpoints
 from specdec_ref.distill.config import load_config
 from specdec_ref.distill.data import make_data
 from specdec_ref.distill.evaluate import Job, choose_prompts, evaluate, measure, summarise
-from specdec_ref.distill.export import decoder_from, draft_tensors, trained_drafts
+from specdec_ref.distill.export import draft_from, draft_tensors, trained_drafts
 from specdec_ref.distill.shards import read_manifest, shard_path
 from specdec_ref.distill.students import new_draft
 from specdec_ref.distill.target import load_target, random_decoder
@@ -47,9 +47,9 @@ def test_training_raises_acceptance_well_above_the_untrained_draft(finished: Pat
     order = torch.load(finished / "checkpoint.pt", weights_only=True)["order"]
     evaluated = json.loads((finished / "eval.json").read_text())
     for index, shape in enumerate(config.drafts):
-        fresh = new_draft(shape, target.embed, config.seed * 101 + index)
+        fresh = new_draft(shape, target.embed, order, config.seed * 101 + index)
         model = shape.model(target.config.vocab_size)
-        untrained = decoder_from(draft_tensors(dict(fresh.named_parameters()), model, order), model)
+        untrained = draft_from(draft_tensors(dict(fresh.named_parameters()), model, order), model)
         for temperature, key in ((0.0, "tau_greedy_k4"), (1.0, "tau_t1_k4")):
             rounds = measure(
                 target, untrained, prompts, Job("x", 4, temperature), config.eval, [texts.end_of_turn], 0
@@ -66,7 +66,7 @@ def test_exported_drafts_load_and_are_the_trained_averages(finished: Path) -> No
     for _, (shape, config, tensors) in trained_drafts(finished).items():
         folder = finished / "models" / f"draft-{shape.width}x{shape.layers}"
         loaded = checkpoints.load(folder)
-        assert torch.equal(loaded.model(ids), decoder_from(tensors, config)(ids))
+        assert torch.equal(loaded.model(ids), draft_from(tensors, config)(ids))
         assert loaded.specdec["head_rows"] == shape.head_rows
         assert "tau is tokens per target pass" in (folder / "README.md").read_text()
 

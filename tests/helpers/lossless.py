@@ -57,9 +57,13 @@ class Case:
     prompt: Sequence[int] = (0, 1, 2, 3, 1, 0)
     decode: Callable[..., Generation] = speculative
 
+    def make(self) -> tuple[TableModel, Drafter]:
+        """A target and a drafter."""
+        return TableModel(self.target, capacity=64), self.drafter()
+
     def run(self, runs: int = RUNS, first_seed: int = 0) -> tuple[np.ndarray, list[str]]:
         """Texts [runs, length] (cut or padded with -1 to that length) and what is wrong with their books."""
-        target, drafter = TableModel(self.target, capacity=64), self.drafter()
+        target, drafter = self.make()
         texts, faults = np.full((runs, self.length), -1), set()
         for index in range(runs):
             target.passes = []
