@@ -23,7 +23,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=180 -p no:cacheprovide
 LLAMA_CPP := 0.3.36
 PEERS := build/peers/llama-cpp-$(LLAMA_CPP)
 PEER_PACKAGES := llama-cpp-python==$(LLAMA_CPP) diskcache==5.6.3
-PEERS_CMAKE_ARGS := -DGGML_NATIVE=ON -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF
+PEERS_CMAKE_ARGS := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF
 
 .PHONY: help setup demo lab test test-fast test-peers lint format docs bench refresh student lock offline-bundle clean
 

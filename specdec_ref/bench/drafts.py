@@ -43,7 +43,7 @@ class Settings:
     drafts: tuple[str, ...] = ()
     max_new_tokens: int = 128
     per_class: int = 0
-    repeats: int = 2
+    repeats: int = 1
     resamples: int = 2000
     seed: int = 0
 

@@ -94,7 +94,6 @@ def drafts(
         drafts=tuple(draft or ()),
         max_new_tokens=32 if quick else max_new_tokens,
         per_class=1 if quick else 0,
-        repeats=1 if quick else 2,
         seed=seed,
     )
     report = header(seed) | run_drafts(load_prompts(prompts), settings)

@@ -14,7 +14,10 @@ from specdec_ref.distill.texts import Texts
 
 
 def accelerator_for() -> Any:
-    """An `Accelerator`: one CPU or GPU, or the processes that `accelerate launch` or torchrun started, on any machines."""
+    """An `Accelerator`: one CPU or GPU, or the processes that `python -m torch.distributed.run` started, on any machines.
+
+    (`accelerate launch --cpu` starts one process whatever number it is given.)
+    """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 

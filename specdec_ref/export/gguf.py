@@ -20,6 +20,9 @@ from specdec_ref.tokenizer import Tokenizer
 
 Precision = Literal["fp32", "fp16"]
 
+BLOCK = 32
+"""Values that llama.cpp quantises together: a width that is no multiple of it could not be quantised later."""
+
 
 def write_gguf(
     path: Path, loaded: LoadedModel, tokenizer: Tokenizer, *, precision: Precision = "fp32"
@@ -46,7 +49,7 @@ def write_gguf(
 
     if precision not in ("fp32", "fp16"):
         raise UsageError(f"unknown precision {precision!r}", fix="use fp32 or fp16")
-    model = with_full_head(loaded.model)
+    model = with_full_head(loaded.model, multiple=BLOCK)
     _refuse_unsupported(model.config, loaded.name)
     size = sum(p.numel() for p in model.parameters()) * (4 if precision == "fp32" else 2)
     with atomic_file(path, needs=size) as part:

@@ -57,7 +57,7 @@ def to_transformers(model: Decoder) -> LlamaForCausalLM:
     """Build a `LlamaForCausalLM` that shares this model's weights.
 
     Raises:
-        CheckpointError: the model has biases, qk-norm or rope scaling, which plain Llama has not.
+        CheckpointError: the model has biases, qk-norm or rope scaling, which plain Llama has not, or an uneven width.
     """
     silence_libraries()
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -66,6 +66,11 @@ def to_transformers(model: Decoder) -> LlamaForCausalLM:
     if c.qkv_bias or c.o_bias or c.mlp_bias or c.qk_norm or c.rope_scaling:
         raise CheckpointError(
             "only plain Llama models can be handed to transformers", fix="use the original checkpoint"
+        )
+    if c.hidden_size % c.num_attention_heads:
+        raise CheckpointError(
+            f"transformers' Llama wants a width that is a multiple of the {c.num_attention_heads} heads, "
+            f"this model's is {c.hidden_size}"
         )
     config = LlamaConfig(
         vocab_size=c.vocab_size,
@@ -108,7 +113,7 @@ def write_transformers(path: Path, loaded: LoadedModel, tokenizer: Tokenizer) ->
     Raises:
         CheckpointError: as in `to_transformers`; or the disk is full.
     """
-    hf = to_transformers(with_full_head(loaded.model))
+    hf = to_transformers(with_full_head(loaded.model, multiple=loaded.model.config.num_attention_heads))
     eos = loaded.eos_ids[0] if len(loaded.eos_ids) == 1 else list(loaded.eos_ids) or None
     for settings in (hf.config, hf.generation_config):
         settings.bos_token_id, settings.eos_token_id = loaded.bos_id, eos

@@ -13,6 +13,7 @@ import pytest
 from specdec_ref.distill.shards import read_manifest
 from tests.helpers.distill import losses
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

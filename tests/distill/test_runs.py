@@ -104,6 +104,7 @@ def killed(stage: str, out: Path, when: Callable[[], bool]) -> None:
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_data_killed_in_the_middle_is_finished_with_the_same_bytes(finished: Path, tmp_path: Path) -> None:
     killed("data", tmp_path, lambda: shard_path(tmp_path / "data", 1).exists())
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").glob("shard-*")}
@@ -116,6 +117,7 @@ def test_data_killed_in_the_middle_is_finished_with_the_same_bytes(finished: Pat
     assert read_manifest(tmp_path / "data") == read_manifest(finished / "data")
 
 
+@pytest.mark.slow
 def test_training_killed_in_the_middle_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "data", tmp_path / "data")
     log = tmp_path / "log_train.jsonl"

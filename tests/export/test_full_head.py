@@ -9,7 +9,7 @@ import torch
 
 from specdec_ref import checkpoints
 from specdec_ref.drafters import ModelDrafter
-from specdec_ref.export.full_head import CHANNELS, with_full_head
+from specdec_ref.export.full_head import with_full_head
 from specdec_ref.model import Decoder
 from specdec_ref.runner import Runner
 from specdec_ref.sampling import Sampling, distribution
@@ -25,12 +25,15 @@ def missing(model: Decoder) -> torch.Tensor:
     return mask
 
 
+@pytest.mark.parametrize(("multiple", "width"), [(1, 17), (5, 20), (16, 32)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0], ids=["tiny stream", "usual", "huge stream"])
-def test_logits_of_the_head_are_unchanged_and_the_others_out_of_reach(scale: float) -> None:
+def test_logits_of_the_head_are_unchanged_and_the_others_out_of_reach(
+    scale: float, multiple: int, width: int
+) -> None:
     model = tiny_decoder(1, head_ids=HEAD)
     model.embed.mul_(scale)  # the norms' epsilon matters in a tiny stream
-    whole = with_full_head(model)
-    assert whole.head_ids is None and whole.config.hidden_size == model.config.hidden_size + CHANNELS
+    whole = with_full_head(model, multiple=multiple)
+    assert whole.head_ids is None and whole.config.hidden_size == width
     ours, theirs = model(IDS), whole(IDS)
     torch.testing.assert_close(theirs[:, HEAD], ours, atol=1e-8, rtol=1e-8)
     assert theirs[:, missing(model)].max() < -1000

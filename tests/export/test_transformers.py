@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from specdec_ref import checkpoints
 from specdec_ref.cli import app
 from specdec_ref.decoding import autoregressive
-from specdec_ref.errors import UsageError
+from specdec_ref.errors import CheckpointError, UsageError
+from specdec_ref.export.full_head import with_full_head
+from specdec_ref.export.hf import to_transformers
 from specdec_ref.export.source import refuse_existing
 from specdec_ref.quiet import silence_libraries
 from specdec_ref.runner import Runner
@@ -71,6 +73,13 @@ def test_the_kits_own_loader_takes_the_folder(folders: dict[str, Path]) -> None:
     ours, again = checkpoints.load("nano-target"), checkpoints.load(folders["nano-target"])
     assert torch.equal(again.model(torch.arange(9)), ours.model(torch.arange(9)))
     assert again.eos_ids == ours.eos_ids and again.tokenizer_sha256 == ours.tokenizer_sha256
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused_or_avoided() -> None:
+    model = checkpoints.load("draft-320x4").model  # 5 heads
+    assert to_transformers(with_full_head(model, multiple=5)).config.hidden_size == 325
+    with pytest.raises(CheckpointError, match="multiple of the 5 heads"):
+        to_transformers(with_full_head(model, multiple=32))
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:

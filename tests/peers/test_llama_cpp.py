@@ -1,6 +1,8 @@
 """llama.cpp computes from our GGUF files what this kit computes. Opt-in: `make test-peers` builds llama-cpp-python.
 
-Both sides run in float32 (llama.cpp's cache as well, which is float16 by default) on the same token ids.
+Both sides run in float32 (llama.cpp's cache as well, which is float16 by default) on the same token ids. Measured with
+llama-cpp-python 0.3.36 over 133 positions: logits (up to 38) differ by 9e-5 at most for the target and 3e-5 for the drafts,
+distributions by 6e-6 in total variation; a draft written in float16 by 0.02 and 0.002. The bounds below are the kit's own.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def draft(
 @pytest.mark.parametrize("text", PROMPTS)
 def test_target_logits_are_ours(target: Both, text: str) -> None:
     ours, theirs = target.logits(target.prompt(text))
-    assert (ours - theirs).abs().max() < 2e-3
+    assert (ours - theirs).abs().max() < 1e-3
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
@@ -97,7 +99,7 @@ def test_target_logits_are_ours(target: Both, text: str) -> None:
 def test_draft_distributions_are_ours(draft: Both, text: str) -> None:
     head = draft.ours.model.head_ids
     ours, theirs = draft.logits(draft.prompt(text))
-    assert (ours - theirs[:, head]).abs().max() < 2e-3
+    assert (ours - theirs[:, head]).abs().max() < 1e-3
     q, wide = ours.softmax(-1), theirs.softmax(-1)
     assert (q - wide[:, head]).abs().sum(-1).max() < 1e-3
     missing = torch.ones(theirs.shape[1], dtype=torch.bool)
@@ -111,7 +113,7 @@ def test_float16_keeps_the_distribution_near(llama_cpp: Any, tmp_path: Path) -> 
     ours, theirs = pair.logits(pair.prompt(PROMPTS[0]))
     head = pair.ours.model.head_ids
     overlap = torch.minimum(ours.softmax(-1), theirs.softmax(-1)[:, head]).sum(-1)
-    assert overlap.min() > 0.97
+    assert overlap.min() > 0.99
     missing = torch.ones(theirs.shape[1], dtype=torch.bool)
     missing[head] = False
     assert theirs[:, missing].max() < -1000
