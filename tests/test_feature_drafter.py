@@ -226,7 +226,6 @@ class FeatureCase(Case):
 @pytest.mark.parametrize(
     ("lookahead", "sampling", "options"),
     [
-        (1, Sampling(1.0), {}),
         (4, Sampling(0.8, top_k=3, top_p=0.9, min_p=0.05), {}),
         (3, Sampling(1.0), {"verifier": match_verifier}),
     ],

@@ -12,98 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from specdec_ref.distill.blocks import layers_of
+from specdec_ref.distill.batched_drafting import FeatureDrafting, PlainDrafting
+from specdec_ref.distill.batched_runner import BatchedRunner
 from specdec_ref.feature_draft import FeatureDraft
-from specdec_ref.model import Decoder, Layer, Stack, rope_table, tap
+from specdec_ref.model import Decoder
 from specdec_ref.rng import Purpose
 from specdec_ref.trace import Round
-
-
-class BatchedRunner:
-    """A model's blocks over static caches of B sequences, each with a length of its own.
-
-    Args:
-        model: on its device.
-        batch: B.
-        capacity: most tokens of a sequence.
-        taps: keep the streams after so many blocks, for a feature-level draft.
-
-    Attributes:
-        features: [B, capacity, taps x D] those streams, side by side; like the caches, what lies at or beyond a sequence's
-            length is stale.
-    """
-
-    def __init__(self, model: Stack, batch: int, capacity: int, taps: Sequence[int] = ()) -> None:
-        c, like = model.config, next(model.parameters())
-        self.model, self.capacity = model, capacity
-        shape = (c.num_hidden_layers, batch, c.num_key_value_heads, capacity, c.head_dim)
-        self.keys = torch.zeros(shape, device=like.device, dtype=like.dtype)
-        self.values = torch.zeros_like(self.keys)
-        self.cos, self.sin = rope_table(c, capacity, like)
-        self.taps = tuple(taps)
-        self.features = like.new_zeros(batch, capacity, len(taps) * c.hidden_size)
-
-    @torch.no_grad()
-    def hidden(self, ids: Tensor, start: Tensor) -> Tensor:
-        """Put ids [B, T] at positions `start` [B] onwards and return hidden states [B, T, D]. Decoders only."""
-        assert isinstance(self.model, Decoder)
-        return self.model.norm(self.stream(F.embedding(ids, self.model.embed), start))
-
-    @torch.no_grad()
-    def stream(self, x: Tensor, start: Tensor) -> Tensor:
-        """All blocks over x [B, T, D], whose rows are at positions `start` [B] onwards.
-
-        What a cache holds before `start` counts, what it holds after the new tokens is ignored: rolling a sequence back is
-        passing a smaller start.
-        """
-        positions = start[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
-        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]  # [B, 1, T, E]
-        seen = torch.arange(self.capacity, device=x.device) <= positions[:, None, :, None]  # [B, 1, T, L]
-        taps = {index: x for index in self.taps}
-        for index, layer in enumerate(layers_of(self.model)):
-            tap(taps, index, x)
-            keys, values = self.keys[index], self.values[index]
-            attended = self._attend(layer, layer.attention_norm(x), cos, sin, positions, seen, keys, values)
-            x = x + layer.out(attended)
-            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
-        tap(taps, len(self.keys), x)
-        if taps:
-            kept = torch.cat([taps[index] for index in self.taps], -1)
-            self.features.scatter_(1, positions[..., None].expand_as(kept), kept)
-        return x
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sequences only."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.features = self.features[rows]
-
-    def _attend(
-        self,
-        layer: Layer,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        seen: Tensor,
-        keys: Tensor,
-        values: Tensor,
-    ) -> Tensor:
-        c = self.model.config
-        heads, groups, width = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        qkv = layer.qkv(x).unflatten(-1, (heads + 2 * groups, width)).transpose(1, 2)
-        q, k, v = qkv.split([heads, groups, groups], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = layer.q_norm(q), layer.k_norm(k)
-        q, k = q * cos + q.roll(width // 2, -1) * sin, k * cos + k.roll(width // 2, -1) * sin
-        place = positions[:, None, :, None].expand(-1, groups, -1, width)
-        keys.scatter_(2, place, k)
-        values.scatter_(2, place, v)
-        q = q.unflatten(1, (groups, heads // groups)).flatten(2, 3)  # [B, G, (H/G) T, E]
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen.repeat(1, 1, heads // groups, 1))
-        return out.unflatten(2, (heads // groups, -1)).flatten(1, 2).transpose(1, 2).flatten(-2)
 
 
 @dataclass
@@ -197,79 +112,6 @@ def speculate(
     return [text.rounds for text in everyone]
 
 
-class PlainDrafting:
-    """A draft model beside its target: fed with the text, then with its own tokens.
-
-    Args:
-        draft: the model.
-        capacity: of its cache.
-        padded: [B, T] prompts.
-    """
-
-    def __init__(self, draft: Decoder, capacity: int, padded: Tensor) -> None:
-        self.draft, self.runner = draft, BatchedRunner(draft, len(padded), capacity)
-        self.runner.hidden(padded, torch.zeros_like(padded[:, 0]))
-
-    def first(self, texts: list[_Text], length: Tensor) -> Tensor:
-        """Logits [B, V'] of the first token to draft after texts of `length` [B] tokens."""
-        # The last but one token again: it may not have been fed in the last round.
-        last = torch.tensor([text.tokens[-2:] for text in texts], device=length.device)
-        self._end = length
-        return self.draft.logits(self.runner.hidden(last, length - 2)[:, -1])
-
-    def then(self, token: Tensor) -> Tensor:
-        """Logits [B, V'] of the token after the drafted one [B]."""
-        self._end = self._end + 1
-        return self.draft.logits(self.runner.hidden(token[:, None], self._end - 1)[:, -1])
-
-
-class FeatureDrafting:
-    """A feature-level draft: as `FeatureDrafter`, for many texts.
-
-    Every round makes the rows of the last K+1 tokens anew, which is at least those that the target has seen since.
-
-    Args:
-        draft, capacity, padded: as in `PlainDrafting`.
-        wide: the target's runner, which has taken in the prompts and keeps the draft's features.
-        lookahead: K.
-    """
-
-    def __init__(
-        self, draft: FeatureDraft, wide: BatchedRunner, capacity: int, padded: Tensor, lookahead: int
-    ) -> None:
-        assert isinstance(wide.model, Decoder)
-        self.draft, self.wide, self.embed = draft, wide, wide.model.embed
-        self.runner = BatchedRunner(draft, len(padded), capacity)
-        self.again = lookahead + 1
-        feature = draft.feature(wide.features[:, : padded.shape[1] - 1])
-        self._rows(feature, padded[:, 1:], torch.zeros_like(padded[:, 0]))
-
-    def first(self, texts: list[_Text], length: Tensor) -> Tensor:
-        """As in `PlainDrafting`."""
-        # Texts shorter than that are padded at their end: rows beyond the text are stale, as after any rejection.
-        start = (length - 1 - self.again).clamp(min=0)  # rows 0 .. length-2 are the text's
-        places = start[:, None] + torch.arange(self.again, device=length.device)
-        ids = [
-            (text.tokens + [0] * self.again)[s + 1 :][: self.again]
-            for text, s in zip(texts, start.tolist(), strict=True)
-        ]
-        tapped = self.wide.features.gather(1, places[..., None].expand(-1, -1, self.wide.features.shape[-1]))
-        own = self._rows(self.draft.feature(tapped), torch.tensor(ids, device=length.device), start)
-        at = (length - 2 - start)[:, None, None].expand(-1, 1, own.shape[-1])
-        self._own, self._end = own.gather(1, at), length - 1
-        return self.draft.logits(self._own[:, -1])
-
-    def then(self, token: Tensor) -> Tensor:
-        """As in `PlainDrafting`."""
-        self._own = self._rows(self._own, token[:, None], self._end)
-        self._end = self._end + 1
-        return self.draft.logits(self._own[:, -1])
-
-    def _rows(self, feature: Tensor, following: Tensor, start: Tensor) -> Tensor:
-        embedded = F.embedding(following, self.embed).to(feature.dtype)
-        return self.runner.stream(self.draft.inputs(feature, embedded), start)
-
-
 def _draft(
     drafting: PlainDrafting | FeatureDrafting, head_ids: Tensor, length: Tensor, k: int, temperature: float,
     texts: list[_Text], turn: int,
@@ -278,7 +120,9 @@ def _draft(
     tokens: list[Tensor] = []
     rows: list[Tensor] = []
     for slot in range(k):
-        logits = drafting.then(tokens[-1]) if slot else drafting.first(texts, length)
+        logits = (
+            drafting.then(tokens[-1]) if slot else drafting.first([text.tokens for text in texts], length)
+        )
         if temperature == 0:
             row = logits.argmax(-1)
         else:

@@ -110,15 +110,14 @@ def test_the_loss_compares_every_step_with_the_teacher_s_row_of_the_token_it_pre
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in draft.parameters())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_batched_evaluation_takes_the_same_rounds_as_the_kits_loop(temperature, lookahead):
+@pytest.mark.parametrize(("lookahead", "temperature"), [(1, 0.0), (4, 0.0), (4, 1.0)])
+def test_batched_evaluation_takes_the_same_rounds_as_the_kits_loop(lookahead, temperature):
     target = random_decoder(RANDOM, seed=2, scale=1.5).double()
     ids = torch.randperm(RANDOM.vocab_size, generator=torch.Generator().manual_seed(1))[:200].sort().values
     draft = random_feature_draft(CONFIG, 5, head_ids=ids.tolist())
-    prompts = random_texts(RANDOM.vocab_size, 0).prompts[:5]
+    prompts = random_texts(RANDOM.vocab_size, 0).prompts[:4]
     prompts[0] = dataclasses.replace(prompts[0], tokens=[1, 5])  # shorter than what is made anew each round
-    job, config = Job("x", lookahead, temperature), dataclasses.replace(SMOKE.eval, new_tokens=20)
+    job, config = Job("x", lookahead, temperature), dataclasses.replace(SMOKE.eval, new_tokens=16)
     ours = measure(target, draft, prompts, job, config, [2], 3, "batched")
     theirs = measure(target, draft, prompts, job, config, [2], 3, "reference")
     assert [[(r.drafted, r.accepted, r.next, r.kind) for r in trace] for trace in ours] == [
@@ -130,7 +129,7 @@ QUICK = dataclasses.replace(
     SMOKE_FEATURE,
     drafts=SMOKE_FEATURE.drafts[1:],
     data=dataclasses.replace(SMOKE.data, shards=2),
-    train=dataclasses.replace(SMOKE.train, steps=60, unroll=3),
+    train=dataclasses.replace(SMOKE.train, steps=40, unroll=3),
     eval=dataclasses.replace(SMOKE.eval, lookaheads=(4,), new_tokens=12),
 )
 
@@ -150,7 +149,7 @@ def test_a_stopped_run_ends_where_an_uninterrupted_one_does(run, tmp_path):
     out, summary = run
     make_data(QUICK, tmp_path)
     whole = train(QUICK, tmp_path)
-    assert whole["steps"] == summary["steps"] == 60
+    assert whole["steps"] == summary["steps"] == 40
     assert whole["held_out"] == summary["held_out"]
     one, two = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (out, tmp_path))
     for name, weight in one["averages"][0].items():
