@@ -14,6 +14,7 @@ import torch
 
 from specdec_ref.errors import UsageError
 from specdec_ref.lookahead import Costs
+from specdec_ref.model import Stack
 from specdec_ref.runner import Runner
 
 
@@ -122,9 +123,9 @@ def measure_costs(
     return costs, {"target_step": step, "draft_step": seconds.get("draft", 0.0)}
 
 
-def c_params(draft: Runner, target: Runner) -> float:
+def c_params(draft: Stack, target: Stack) -> float:
     """Draft over target parameters touched per token (body and head rows): the cost ratio that bandwidth alone gives."""
-    d, t = draft.model.config, target.model.config
+    d, t = draft.config, target.config
     return (d.body_parameters + d.head_parameters) / (t.body_parameters + t.head_parameters)
 
 

@@ -7,7 +7,6 @@ often the target's own sample equals it: on a text that the target wrote, the ro
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,20 @@ from typing import Any
 from tqdm import tqdm
 
 from specdec_ref import paths
+from specdec_ref.bench.loop_costs import draft_cost
 from specdec_ref.distill.config import EvalConfig
 from specdec_ref.distill.evaluate import QUOTED, Job, choose_prompts, measure, summarise
 from specdec_ref.distill.progress import rounded
 from specdec_ref.distill.texts import Prompt
-from specdec_ref.drafters import Drafter, PromptLookup
+from specdec_ref.drafters import Drafter, FeatureDrafter, PromptLookup
 from specdec_ref.drafters.base import Request
 from specdec_ref.errors import UsageError
+from specdec_ref.feature_draft import FeatureDraft
 from specdec_ref.files import read_json
-from specdec_ref.pair import load_pair
+from specdec_ref.model import Decoder
+from specdec_ref.pair import Pair, load_pair
 from specdec_ref.prompts import Prompt as PromptText
-from specdec_ref.speedup import c_params, measure_costs
+from specdec_ref.speedup import c_params
 from specdec_ref.trace import Round
 
 BATCH = 16
@@ -86,31 +88,33 @@ def run_drafts(prompts: Sequence[PromptText], settings: Settings) -> dict[str, A
     with tqdm(total=len(names) * len(MODES), unit="run", disable=None) as bar:
         for name in names:
             pair = load_pair(settings.target, name, context=1024)
-            if pair.draft is None:
-                raise UsageError(f"{name!r} is not a model", where="--draft", fix="name a model")
-            costs, seconds = measure_costs(pair.target, pair.draft, longest=QUOTED)
+            model = _model_of(pair)
             texts = choose_prompts(
                 [Prompt(p.id, p.kind, pair.prompt_ids(p.turns[0])) for p in prompts], settings.per_class
             )
+            assert pair.drafter is not None
+            c_measured = draft_cost(pair.target, pair.drafter, texts[0].tokens)
             rounds = {}
             for mode, temperature in MODES.items():
                 job = Job(name, QUOTED, temperature)
                 rounds[mode] = measure(
-                    pair.target.model, pair.draft.model, texts, job, config, pair.eos_ids, settings.seed
+                    pair.target.model, model, texts, job, config, pair.eos_ids, settings.seed
                 )
                 bar.update()
-            shape = pair.draft.model.config
+            shape = model.config
             about = {
                 "name": name,
-                "kind": "model",
+                "kind": "feature" if isinstance(model, FeatureDraft) else "model",
                 "params_body": shape.body_parameters,
                 "head_rows": shape.head_rows or shape.vocab_size,
-                "c_params": c_params(pair.draft, pair.target),
-                "c_measured": costs.c,
+                "c_params": c_params(model, pair.target.model),
+                "c_measured": c_measured,
             }
             reports.append(about | _figures(texts, rounds, settings))
     # The last model's texts are the target's own (speculation is lossless), so lookup can be judged by them.
-    reports.append(_lookup_report(texts, rounds, seconds["target_step"], settings))
+    repetitive = next((t for t in texts if t.kind in ("extraction", "rewriting")), texts[0])
+    c_lookup = draft_cost(pair.target, PromptLookup(), repetitive.tokens)
+    reports.append(_lookup_report(texts, rounds, c_lookup, settings))
     return {
         "target": settings.target,
         "lookahead": QUOTED,
@@ -141,26 +145,31 @@ def _figures(
     }
 
 
+def _model_of(pair: Pair) -> Decoder | FeatureDraft:
+    if pair.draft is not None:
+        return pair.draft.model
+    if isinstance(pair.drafter, FeatureDrafter):
+        return pair.drafter.model
+    raise UsageError(f"{pair.name}: this draft is not a model", where="--draft", fix="name a model")
+
+
 def _lookup_report(
-    texts: Sequence[Prompt], rounds: dict[str, list[list[Round]]], target_step: float, settings: Settings
+    texts: Sequence[Prompt], rounds: dict[str, list[list[Round]]], c_measured: float, settings: Settings
 ) -> dict[str, Any]:
-    began, drafted = time.perf_counter(), 0
-    replayed: dict[str, list[list[Round]]] = {}
+    replayed = {}
     for mode, traces in rounds.items():
         repeated = list(texts) * (len(traces) // len(texts))
         replayed[mode] = [
             replay(PromptLookup(), prompt.tokens, emitted(trace), QUOTED, settings.max_new_tokens)
             for prompt, trace in zip(repeated, traces, strict=True)
         ]
-        drafted += sum(len(r.drafted) for trace in replayed[mode] for r in trace)
-    per_token = (time.perf_counter() - began) / max(1, drafted)
     about = {
         "name": "lookup",
         "kind": "lookup",
         "params_body": 0,
         "head_rows": 0,
         "c_params": 0.0,
-        "c_measured": per_token / target_step,
+        "c_measured": c_measured,
     }
     return about | _figures(texts, replayed, settings)
 

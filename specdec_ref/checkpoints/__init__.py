@@ -19,6 +19,7 @@ from specdec_ref.checkpoints.embedded import EMBEDDED
 from specdec_ref.checkpoints.folder import FolderTensors, check_head_ids
 from specdec_ref.checkpoints.pair import check_same_tokenizer
 from specdec_ref.errors import CheckpointError, UsageError
+from specdec_ref.feature_draft import MODEL_TYPE as FEATURE_DRAFT
 from specdec_ref.files import read_json
 from specdec_ref.model import Decoder
 from specdec_ref.tokenizer import Tokenizer
@@ -123,6 +124,12 @@ def load(name_or_path: str | Path, dtype: torch.dtype = torch.float32, *, quiet:
     folder, name = _find(name_or_path, refresh=False, quiet=quiet)
     where = str(folder / "config.json")
     raw = read_json(folder / "config.json")
+    if raw.get("model_type") == FEATURE_DRAFT:
+        raise CheckpointError(
+            "this draft reads its target's hidden states: it is no model of its own",
+            where=str(folder),
+            fix="give it as the draft of the target it was trained with",
+        )
     config = parse_config(raw, where=where)
     tensors = FolderTensors(folder)
     check_head_ids(tensors, config, where=str(folder))

@@ -22,6 +22,7 @@ from specdec_ref.errors import CheckpointError
 from specdec_ref.feature_draft import FeatureDraft
 from specdec_ref.files import atomic_file
 from specdec_ref.model import Decoder
+from specdec_ref.speedup import c_params
 from specdec_ref.trace import Round, Telemetry
 
 Engine = Literal["batched", "reference"]
@@ -242,7 +243,6 @@ def summarise(
 def _draft_report(
     name: str, model: Draft, target: Decoder, rows: list[tuple[Job, dict[str, Any]]]
 ) -> dict[str, Any]:
-    c, t = model.config, target.config
     mine = {(j.temperature, j.lookahead): row for j, row in rows if j.draft == name}
     greedy = {str(k): mine[0.0, k] for t_, k in sorted(mine) if t_ == 0.0}
     sampled = {str(k): mine[1.0, k] for t_, k in sorted(mine) if t_ == 1.0}
@@ -250,8 +250,8 @@ def _draft_report(
     return {
         "name": name,
         "kind": "feature" if isinstance(model, FeatureDraft) else "model",
-        "params_body": c.body_parameters,
-        "c_params": (c.body_parameters + c.head_parameters) / (t.body_parameters + t.head_parameters),
+        "params_body": model.config.body_parameters,
+        "c_params": c_params(model, target),
         "tau_greedy_k4": greedy[quoted]["tau"],
         "tau_t1_k4": sampled[quoted]["tau"],
         "alpha": greedy[quoted]["alpha"],

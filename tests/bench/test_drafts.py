@@ -98,6 +98,6 @@ def test_the_file_has_every_key_that_others_read(prompts: Path, tmp_path: Path) 
 
 
 def test_drafts_are_found_by_the_target_they_name() -> None:
-    assert drafts_of("smollm2-135m") == ["draft-320x4", "draft-256x2"]
+    assert drafts_of("smollm2-135m") == ["draft-320x4", "draft-256x2", "feature-256x1"]
     with pytest.raises(UsageError, match="--draft"):
         run_drafts([], Settings(target="draft"))

@@ -16,6 +16,7 @@ import torch
 from huggingface_hub import constants, errors
 
 from specdec_ref.checkpoints import DEFAULT_DRAFT, LoadedModel, check_same_tokenizer, fetch, load, names
+from specdec_ref.checkpoints.feature import is_feature_draft, load_feature_draft
 from specdec_ref.kv_cache import KVCache
 from tests.helpers import hf
 from tests.helpers.errors import error_of
@@ -41,7 +42,12 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
 def test_every_committed_model_loads_by_its_name() -> None:
     assert names()[:2] == ["smollm2-135m", "draft"]
     for name in names()[2:]:
-        assert load(name).folder == ROOT / "assets" / "models" / name
+        found = load_feature_draft(name) if is_feature_draft(name) else load(name)
+        assert found.folder == ROOT / "assets" / "models" / name
+
+
+def test_a_feature_level_draft_is_no_model_of_its_own() -> None:
+    assert "give it as the draft of the target" in error_of(lambda: load("feature-256x1"))
 
 
 class TestHub:
