@@ -1,0 +1,113 @@
+// The nano tokenizer's golden vectors, what no valid file contains, and UTF-8 that comes in pieces.
+#include "golden.h"
+#include "specdec/chat.h"
+#include "specdec/text_stream.h"
+#include "specdec/tokenizer.h"
+
+namespace specdec::test {
+namespace {
+
+void encode_and_decode(const Tokenizer& tokenizer, const Json& file) {
+  for (const Json& item : file.at("encode").array()) {
+    const std::string& text = item.at("text").string();
+    const auto ids = tokenizer.encode(text, item.at("parse_special").boolean());
+    check(ids == tokens(item.at("ids")), text);
+    check(tokenizer.decode(ids) == item.at("decoded").string(), text);
+  }
+}
+
+void chat(const Tokenizer& tokenizer, const Json& file) {
+  const ChatFormat format = ChatFormat::from_json(file.at("chat_affixes"));
+  for (const Json& item : file.at("chat").array()) {
+    std::vector<Message> messages;
+    for (const Json& message : item.at("messages").array()) {
+      messages.push_back({message.at("role").string(), message.at("content").string()});
+    }
+    check(format.encode(tokenizer, messages, item.at("add_generation_prompt").boolean()) == tokens(item.at("ids")));
+  }
+  refuses(Status::kInvalidArgument, [&] { format.encode(tokenizer, {}); });
+  refuses(Status::kInvalidArgument, [&] { format.encode(tokenizer, std::vector<Message>{{"tool", "x"}}); });
+}
+
+void streams(const Tokenizer& tokenizer, const Json& file) {
+  for (const Json& item : file.at("stream").array()) {
+    TextStream stream(tokenizer, item.at("skip_special").boolean());
+    const auto ids = tokens(item.at("ids"));
+    const auto& pieces = item.at("pieces").array();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      std::string piece;
+      stream.push(ids[i], piece);
+      check(piece == pieces[i].string(), item.at("name").string());
+    }
+    std::string rest;
+    stream.finish(rest);
+    check(rest == item.at("rest").string(), item.at("name").string());
+  }
+}
+
+void long_words_take_no_quadratic_time(const Tokenizer& tokenizer) {
+  const std::string word(1 << 20, 'a');
+  check(tokenizer.decode(tokenizer.encode(word)) == word, "a word of a million letters");
+}
+
+void text_that_is_not_utf8_is_refused(const Tokenizer& tokenizer) {
+  for (const char* text : {"\xFF", "a\x80", "\xC3", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xC0\xAF", "\xE2\x82"}) {
+    refuses(Status::kInvalidArgument, [&] { tokenizer.encode(text); });
+  }
+}
+
+void damaged_files_are_refused(const std::string& path) {
+  const std::string whole = read_file(path);
+  for (const std::size_t length : {std::size_t{0}, std::size_t{1}, whole.size() / 2, whole.rfind('}')}) {
+    refuses(Status::kBadFile, [&] { Tokenizer(Json::parse(std::string_view(whole).substr(0, length))); });
+  }
+  const auto with = [&](const std::string& old, const std::string& other) {
+    std::string text = whole;
+    const std::size_t at = text.find(old);
+    check(at != std::string::npos, old);
+    text.replace(at, old.size(), other);
+    return refuses(Status::kBadFile, [&] { Tokenizer(Json::parse(text)); });
+  };
+  check(with(R"("normalizer":null)", R"("normalizer":{"type":"NFC"})").find("NFC") != std::string::npos);
+  with(R"("byte_fallback":false)", R"("byte_fallback":true)");
+  with(R"("lstrip":false)", R"("lstrip":true)");
+  with(R"("type":"Digits")", R"("type":"Metaspace")");
+  with(R"("use_regex":true)", R"("use_regex":false)");
+  with(R"("!":3)", R"("!":-3)");
+  with(R"("!":3)", R"("!":2000000000)");
+  with(R"("type":"BPE")", R"("type":"Unigram")");
+  with(R"("merges":[)", R"("merges":[["q","nosuchtoken"],)");
+  refuses(Status::kBadFile, [] { Tokenizer::open("nowhere/tokenizer.json"); });
+}
+
+void json_is_strict() {
+  for (const char* text : {"", "{", "[1,]", "{\"a\" 1}", "\"\\u12\"", "\"\\ud800x\"", "tru", "01x", "1 2", "\"a\nb\"", "nan",
+                           "1e999", "{\"a\":1,}", "\"\\q\""}) {
+    refuses(Status::kBadFile, [&] { Json::parse(text); });
+  }
+  refuses(Status::kBadFile, [] { Json::parse(std::string(100000, '[')); });
+  check(Json::parse(R"("\u00e9\ud83d\udc4d\n")").string() == "\u00e9\U0001F44D\n");
+  check(Json::parse(json_quote("a\"\\\x01\n")).string() == "a\"\\\x01\n");
+  refuses(Status::kBadFile, [] { Json::parse("1.5").integer(); });
+  refuses(Status::kBadFile, [] { Json::parse("{}").at("a"); });
+}
+
+}  // namespace
+}  // namespace specdec::test
+
+int main(int, char** argv) {
+  using namespace specdec;
+  using namespace specdec::test;
+  return run([assets = std::string(argv[1])] {
+    const std::string path = assets + "/models/nano-target/tokenizer.json";
+    const Tokenizer tokenizer = Tokenizer::open(path);
+    const Json file = golden(assets, "tokenizer_nano");
+    encode_and_decode(tokenizer, file);
+    chat(tokenizer, file);
+    streams(tokenizer, file);
+    long_words_take_no_quadratic_time(tokenizer);
+    text_that_is_not_utf8_is_refused(tokenizer);
+    damaged_files_are_refused(path);
+    json_is_strict();
+  });
+}
