@@ -6,6 +6,7 @@
 #include <exception>
 #include <source_location>
 #include <string>
+#include <string_view>
 
 #include "specdec/error.h"
 
@@ -14,11 +15,12 @@ namespace specdec::test {
 // Counted so that a test binary that checked nothing fails.
 inline long checks = 0;
 
-inline void check(bool holds, const std::string& claim = "",
+inline void check(bool holds, std::string_view claim = "",
                   std::source_location place = std::source_location::current()) {
   ++checks;
   if (holds) return;
-  std::fprintf(stderr, "%s:%u: FAILED %s\n", place.file_name(), place.line(), claim.c_str());
+  std::fprintf(stderr, "%s:%u: FAILED %.*s\n", place.file_name(), place.line(), static_cast<int>(claim.size()),
+               claim.data());
   std::exit(1);
 }
 

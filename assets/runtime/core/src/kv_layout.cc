@@ -46,7 +46,7 @@ ArenaLayout lay_out(const ArenaSpec& spec, std::size_t offset) {
 }
 
 Dtype dtype_named(const std::string& wanted) {
-  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16}) {
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16}) {
     if (wanted == name(dtype)) return dtype;
   }
   throw Error(Status::kBadFile, "unknown cache type \"" + wanted + "\"");
@@ -77,6 +77,7 @@ std::string to_json(const ArenaLayout& arena) {
 
 const char* name(Dtype dtype) {
   switch (dtype) {
+    case Dtype::kFloat64: return "float64";
     case Dtype::kFloat32: return "float32";
     case Dtype::kFloat16: return "float16";
     case Dtype::kBfloat16: return "bfloat16";
@@ -84,7 +85,15 @@ const char* name(Dtype dtype) {
   return "";
 }
 
-std::size_t bytes_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+std::size_t bytes_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat64: return 8;
+    case Dtype::kFloat32: return 4;
+    case Dtype::kFloat16:
+    case Dtype::kBfloat16: return 2;
+  }
+  return 0;
+}
 
 ArenaSpec ArenaSpec::from_json(const Json& json) {
   ArenaSpec spec{json.at("name").string(),      json.at("layers").integer(),

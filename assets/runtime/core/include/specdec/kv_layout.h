@@ -15,7 +15,7 @@ namespace specdec {
 inline constexpr std::size_t kPageBytes = 16384;   // Apple's pages; a multiple of everyone else's
 inline constexpr std::size_t kTensorAlignment = 64;  // one cache line, and what Metal and XNNPACK ask for
 
-enum class Dtype : std::uint8_t { kFloat32, kFloat16, kBfloat16 };
+enum class Dtype : std::uint8_t { kFloat64, kFloat32, kFloat16, kBfloat16 };
 const char* name(Dtype dtype);
 std::size_t bytes_of(Dtype dtype);
 
