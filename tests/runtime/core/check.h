@@ -19,8 +19,8 @@ inline void check(bool holds, std::string_view claim = "",
                   std::source_location place = std::source_location::current()) {
   ++checks;
   if (holds) return;
-  std::fprintf(stderr, "%s:%u: FAILED %.*s\n", place.file_name(), place.line(), static_cast<int>(claim.size()),
-               claim.data());
+  std::fprintf(stderr, "%s:%u: FAILED %.*s\n", place.file_name(), place.line(),
+               static_cast<int>(claim.size()), claim.data());
   std::exit(1);
 }
 

@@ -1,5 +1,6 @@
-// A bounded random driver of the C interface: any arguments, any order, a model that fails now and then. Nothing may crash
-// (the sanitizers watch), every answer must be true, and an engine must be as new after a reset.
+// A bounded random driver of the C interface: any arguments, any order, a model that fails now and then.
+// Nothing may crash (the sanitizers watch), every answer must be true, and an engine must be as new after a
+// reset.
 //
 //     fuzz_c_api ASSETS [SEED] [ITERATIONS]
 #include <cmath>
@@ -121,17 +122,20 @@ void check_result(const Pair& pair, const Heard& heard, const specdec_options& o
   check(specdec_engine_telemetry(pair.engine, &t) == SPECDEC_OK);
   check(std::ranges::equal(std::span(tokens, count), heard.tokens), "the callback heard every token");
   check(count <= static_cast<std::size_t>(options.max_new_tokens) && prompt + count <= 64);
-  check(t.emitted == static_cast<std::int64_t>(count) && t.rounds == t.target_passes && t.accepted <= t.drafted);
+  check(t.emitted == static_cast<std::int64_t>(count) && t.rounds == t.target_passes &&
+        t.accepted <= t.drafted);
   std::int64_t emitted = 0, drafted = 0;
   specdec_round round{};
   for (std::int64_t i = 0; i < t.rounds; ++i) {
     check(specdec_engine_round(pair.engine, static_cast<std::size_t>(i), &round) == SPECDEC_OK);
-    check(round.drafted_count <= round.k && round.accepted <= round.drafted_count && round.k <= options.lookahead);
+    check(round.drafted_count <= round.k && round.accepted <= round.drafted_count &&
+          round.k <= options.lookahead);
     emitted += round.accepted + (round.next >= 0 ? 1 : 0);
     drafted += round.drafted_count;
   }
   check(emitted == t.emitted && drafted == t.drafted);
-  check(specdec_engine_round(pair.engine, static_cast<std::size_t>(t.rounds), &round) == SPECDEC_INVALID_ARGUMENT);
+  check(specdec_engine_round(pair.engine, static_cast<std::size_t>(t.rounds), &round) ==
+        SPECDEC_INVALID_ARGUMENT);
 }
 
 struct Cancel {
@@ -180,17 +184,21 @@ void drive_engine(Dice& dice) {
   options.max_new_tokens = 20;
   const std::vector<Token> prompt{3, 1, 4, 1, 5, 3, 1};
   Pair fresh(with_draft);
-  check(specdec_engine_reset(pair.engine) == SPECDEC_OK && specdec_engine_set_lookahead_cap(pair.engine, 16) == SPECDEC_OK);
+  check(specdec_engine_reset(pair.engine) == SPECDEC_OK &&
+        specdec_engine_set_lookahead_cap(pair.engine, 16) == SPECDEC_OK);
   Heard first{{}, -1, pair.engine}, second{{}, -1, fresh.engine};
-  check(specdec_generate(pair.engine, prompt.data(), prompt.size(), &options, on_token, &first) == SPECDEC_OK);
-  check(specdec_generate(fresh.engine, prompt.data(), prompt.size(), &options, on_token, &second) == SPECDEC_OK);
+  check(specdec_generate(pair.engine, prompt.data(), prompt.size(), &options, on_token, &first) ==
+        SPECDEC_OK);
+  check(specdec_generate(fresh.engine, prompt.data(), prompt.size(), &options, on_token, &second) ==
+        SPECDEC_OK);
   check(first.tokens == second.tokens && first.tokens.size() == 20, "as new after a reset");
 }
 
 void drive_tokenizer(Dice& dice, const specdec_tokenizer* tokenizer) {
   std::string text;
   for (int i = dice.upto(40); i > 0; --i) {
-    text += dice.any<const char*>({"a", " ", "the ", "\n", "7", "<|im_end|>", "\xC3\xA9", "\xF0\x9F\x91\x8D", "'s", "\r\n"});
+    text += dice.any<const char*>(
+        {"a", " ", "the ", "\n", "7", "<|im_end|>", "\xC3\xA9", "\xF0\x9F\x91\x8D", "'s", "\r\n"});
     if (dice.one_in(50)) text += static_cast<char>(dice.upto(255));
   }
   std::vector<Token> ids(static_cast<std::size_t>(dice.any({0, 1, 1000})));
@@ -223,17 +231,20 @@ void drive_json(Dice& dice, const specdec_tokenizer* tokenizer, const std::strin
   std::string format =
       R"({"opening": "", "system": ["s", ""], "user": ["<|im_start|>", "\n"], "assistant": ["", "\u00e9"], "generation": ":"})";
   for (int i = dice.upto(3); i > 0; --i) {
-    format[static_cast<std::size_t>(dice.upto(static_cast<int>(format.size()) - 1))] = static_cast<char>(dice.upto(255));
+    format[static_cast<std::size_t>(dice.upto(static_cast<int>(format.size()) - 1))] =
+        static_cast<char>(dice.upto(255));
   }
   const specdec_message message{"user", "x", 1};
   std::size_t count = 0;
   const specdec_status status =
       specdec_encode_chat(tokenizer, format.data(), format.size(), &message, 1, 1, nullptr, 0, &count);
-  check(status == SPECDEC_BUFFER_TOO_SMALL || status == SPECDEC_BAD_FILE || status == SPECDEC_INVALID_ARGUMENT);
+  check(status == SPECDEC_BUFFER_TOO_SMALL || status == SPECDEC_BAD_FILE ||
+        status == SPECDEC_INVALID_ARGUMENT);
   if (!dice.one_in(20)) return;
   std::string file = whole;
   for (int i = 1 + dice.upto(3); i > 0; --i) {
-    file[static_cast<std::size_t>(dice.upto(static_cast<int>(file.size()) - 1))] = static_cast<char>(dice.upto(255));
+    file[static_cast<std::size_t>(dice.upto(static_cast<int>(file.size()) - 1))] =
+        static_cast<char>(dice.upto(255));
   }
   try {
     const Tokenizer read(Json::parse(file));
@@ -255,8 +266,9 @@ void nulls_are_refused() {
         specdec_stream_finish(nullptr, nullptr, nullptr), specdec_engine_create(nullptr, nullptr, &engine),
         specdec_engine_create(&empty, nullptr, &engine), specdec_engine_reset(nullptr),
         specdec_engine_set_lookahead_cap(nullptr, 1), specdec_cancel_token_create(nullptr),
-        specdec_generate(nullptr, nullptr, 0, &options, nullptr, nullptr), specdec_engine_tokens(nullptr, nullptr, nullptr),
-        specdec_engine_telemetry(nullptr, &telemetry), specdec_engine_round(nullptr, 0, nullptr)}) {
+        specdec_generate(nullptr, nullptr, 0, &options, nullptr, nullptr),
+        specdec_engine_tokens(nullptr, nullptr, nullptr), specdec_engine_telemetry(nullptr, &telemetry),
+        specdec_engine_round(nullptr, 0, nullptr)}) {
     check(status == SPECDEC_INVALID_ARGUMENT && specdec_last_error()[0] != '\0');
   }
   specdec_tokenizer_destroy(nullptr), specdec_stream_destroy(nullptr), specdec_engine_destroy(nullptr);

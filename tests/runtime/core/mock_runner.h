@@ -1,5 +1,5 @@
-// A language model made of hashes: its logits depend on the last three tokens it holds, so a wrong rollback shows in the
-// text. It checks the loop's side of the contract and can be told to fail.
+// A language model made of hashes: its logits depend on the last three tokens it holds, so a wrong rollback
+// shows in the text. It checks the loop's side of the contract and can be told to fail.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,8 @@ class MockRunner : public ModelRunner {
     const bool nan = nan_in_-- == 0;
     for (std::size_t row = 0; row < tokens.size(); ++row) {
       take(tokens.subspan(row, 1));
-      score(std::span(logits_).subspan(row * static_cast<std::size_t>(rows_), static_cast<std::size_t>(rows_)));
+      score(
+          std::span(logits_).subspan(row * static_cast<std::size_t>(rows_), static_cast<std::size_t>(rows_)));
     }
     call();
     if (nan) std::ranges::fill(logits_, std::numeric_limits<float>::quiet_NaN());
@@ -75,7 +76,8 @@ class MockRunner : public ModelRunner {
  private:
   void take(std::span<const Token> tokens) {
     check(!broken_, "only reset after a failure");
-    check(held_.size() + tokens.size() <= static_cast<std::size_t>(settings_.capacity), "the context is not exceeded");
+    check(held_.size() + tokens.size() <= static_cast<std::size_t>(settings_.capacity),
+          "the context is not exceeded");
     held_.insert(held_.end(), tokens.begin(), tokens.end());
   }
 
@@ -89,9 +91,11 @@ class MockRunner : public ModelRunner {
   void score(std::span<float> row) const {
     std::uint64_t context = 1;
     const std::size_t first = held_.size() > 3 ? held_.size() - 3 : 0;
-    for (std::size_t i = first; i < held_.size(); ++i) context = mix(context, static_cast<std::uint64_t>(held_[i]));
+    for (std::size_t i = first; i < held_.size(); ++i)
+      context = mix(context, static_cast<std::uint64_t>(held_[i]));
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::uint64_t token = settings_.head_ids.empty() ? i : static_cast<std::uint64_t>(settings_.head_ids[i]);
+      const std::uint64_t token =
+          settings_.head_ids.empty() ? i : static_cast<std::uint64_t>(settings_.head_ids[i]);
       const double clean = unit(mix(context, token)), noise = unit(mix(mix(context, 77), token));
       row[i] = static_cast<float>(5.0 * (clean + settings_.noise * noise));
     }

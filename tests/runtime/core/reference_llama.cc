@@ -27,7 +27,8 @@ class Safetensors {
   template <typename Stored>
   std::vector<Stored> raw(const std::string& name) const {
     const auto& range = header_.at(name).at("data_offsets").array();
-    const auto begin = static_cast<std::size_t>(range[0].integer()), end = static_cast<std::size_t>(range[1].integer());
+    const auto begin = static_cast<std::size_t>(range[0].integer()),
+               end = static_cast<std::size_t>(range[1].integer());
     std::vector<Stored> values((end - begin) / sizeof(Stored));
     std::memcpy(values.data(), data_.data() + begin, end - begin);
     return values;
@@ -56,7 +57,8 @@ double dot(const float* a, const float* b, std::size_t size) {
 // weight [rows, x.size()] times x.
 Row multiply(const Row& weight, const Row& x) {
   Row y(weight.size() / x.size());
-  for (std::size_t r = 0; r < y.size(); ++r) y[r] = static_cast<float>(dot(&weight[r * x.size()], x.data(), x.size()));
+  for (std::size_t r = 0; r < y.size(); ++r)
+    y[r] = static_cast<float>(dot(&weight[r * x.size()], x.data(), x.size()));
   return y;
 }
 
@@ -91,9 +93,16 @@ float* floats(std::span<std::byte> bytes) { return reinterpret_cast<float*>(byte
 LlamaWeights::LlamaWeights(const std::string& folder) {
   const Json config = Json::read(folder + "/config.json");
   const auto size = [&](const char* key) { return static_cast<std::size_t>(config.at(key).integer()); };
-  shape = {size("vocab_size"),          size("hidden_size"), size("num_hidden_layers"), size("num_attention_heads"),
-           size("num_key_value_heads"), size("head_dim"),    size("intermediate_size"), size("max_position_embeddings"),
-           config.at("rope_theta").number(), config.at("rms_norm_eps").number()};
+  shape = {size("vocab_size"),
+           size("hidden_size"),
+           size("num_hidden_layers"),
+           size("num_attention_heads"),
+           size("num_key_value_heads"),
+           size("head_dim"),
+           size("intermediate_size"),
+           size("max_position_embeddings"),
+           config.at("rope_theta").number(),
+           config.at("rms_norm_eps").number()};
   const Safetensors file(folder + "/model.safetensors");
   embed = file.bfloat16("model.embed_tokens.weight");
   norm = file.bfloat16("model.norm.weight");
@@ -115,7 +124,8 @@ ArenaSpec ReferenceLlama::arena(const std::string& name, const LlamaWeights& wei
 }
 
 std::int32_t ReferenceLlama::vocab_size() const {
-  return static_cast<std::int32_t>(weights_.head_ids.empty() ? weights_.shape.vocab : weights_.head_ids.size());
+  return static_cast<std::int32_t>(weights_.head_ids.empty() ? weights_.shape.vocab
+                                                             : weights_.head_ids.size());
 }
 
 std::span<const float> ReferenceLlama::forward(std::span<const Token> tokens) {
@@ -137,7 +147,8 @@ void ReferenceLlama::step(Token token, std::size_t position, bool with_logits) {
   Row x(embedding, embedding + s.width);
   for (std::size_t i = 0; i < s.layers; ++i) {
     const auto& layer = weights_.layers[i];
-    add(x, attend(layer, static_cast<std::int32_t>(i), rms_norm(x, layer.attention_norm, s.norm_eps), position));
+    add(x,
+        attend(layer, static_cast<std::int32_t>(i), rms_norm(x, layer.attention_norm, s.norm_eps), position));
     const Row h = rms_norm(x, layer.mlp_norm, s.norm_eps);
     Row gate = multiply(layer.gate, h);
     const Row up = multiply(layer.up, h);

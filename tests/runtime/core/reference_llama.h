@@ -1,5 +1,5 @@
-// A Llama decoder in plain C++ for the nano pair: what a model runner has to do, in its simplest form, so that whole
-// golden traces can be compared. Float32 numbers, sums in float64; its cache lives in the pool.
+// A Llama decoder in plain C++ for the nano pair: what a model runner has to do, in its simplest form, so
+// that whole golden traces can be compared. Float32 numbers, sums in float64; its cache lives in the pool.
 #pragma once
 
 #include <string>

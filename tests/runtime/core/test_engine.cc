@@ -1,12 +1,11 @@
-// What the engine promises beyond golden traces: no allocation per round, exact budgets, cancellation, a cap on K from
-// outside, and after any failure a poisoned state that only reset leaves.
-#include "specdec/engine.h"
-
+// What the engine promises beyond golden traces: no allocation per round, exact budgets, cancellation, a cap
+// on K from outside, and after any failure a poisoned state that only reset leaves.
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 #include "mock_runner.h"
+#include "specdec/engine.h"
 
 namespace {
 std::atomic<long> allocations{0};
@@ -29,7 +28,10 @@ const Sampling kProcessed{0.9, 12, 0.9, 0.02};
 // A pair with all its drafters.
 struct Setup {
   explicit Setup(std::int32_t capacity = 96, std::vector<Token> head_ids = {}, double noise = 0.3)
-      : target({24, capacity, 0.0, {}}), draft({24, capacity, noise, std::move(head_ids)}), model(draft, 24), engine(target) {}
+      : target({24, capacity, 0.0, {}}),
+        draft({24, capacity, noise, std::move(head_ids)}),
+        model(draft, 24),
+        engine(target) {}
 
   Request request(Drafter* drafter = nullptr, Sampling sampling = {}) {
     Request r;
@@ -180,7 +182,8 @@ void cancelling() {
       return true;
     };
     done = setup.engine.generate(request);
-    check(done.finish_reason == FinishReason::kCancelled && done.tokens.size() == static_cast<std::size_t>(after));
+    check(done.finish_reason == FinishReason::kCancelled &&
+          done.tokens.size() == static_cast<std::size_t>(after));
     check(done.telemetry.emitted == after && !setup.engine.poisoned());
   }
 }

@@ -1,13 +1,12 @@
-// The pool is one aligned region with the layout it says, rolls back by a number, refuses what it cannot do, and survives
-// a system that will not lock memory.
-#include "specdec/kv_pool.h"
-
+// The pool is one aligned region with the layout it says, rolls back by a number, refuses what it cannot do,
+// and survives a system that will not lock memory.
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "check.h"
+#include "specdec/kv_pool.h"
 
 namespace specdec::test {
 namespace {
@@ -28,7 +27,8 @@ void layout_adds_up() {
   for (const ArenaLayout& arena : layout.arenas) {
     check(arena.offset == expected && arena.offset % kPageBytes == 0 && arena.bytes % kPageBytes == 0);
     check(arena.keys_offset % kTensorAlignment == 0 && arena.values_offset % kTensorAlignment == 0);
-    check(arena.bytes >= arena.payload_bytes() && arena.bytes - arena.payload_bytes() < kPageBytes + kTensorAlignment);
+    check(arena.bytes >= arena.payload_bytes() &&
+          arena.bytes - arena.payload_bytes() < kPageBytes + kTensorAlignment);
     expected += arena.bytes;
   }
   check(layout.bytes == expected);
@@ -43,7 +43,8 @@ void pool_is_one_aligned_region() {
     const KvCache& cache = pool.cache(arena.spec.name);
     for (std::int32_t layer = 0; layer < arena.spec.layers; ++layer) {
       const auto keys = cache.keys(layer), values = cache.values(layer);
-      check(keys.data() == pool.bytes().data() + arena.keys_offset + arena.layer_stride * static_cast<std::size_t>(layer));
+      check(keys.data() ==
+            pool.bytes().data() + arena.keys_offset + arena.layer_stride * static_cast<std::size_t>(layer));
       check(values.data() + values.size() <= pool.bytes().data() + arena.offset + arena.bytes);
       std::memset(keys.data(), 1, keys.size());
       std::memset(values.data(), 1, values.size());
@@ -63,7 +64,8 @@ void rollback_moves_nothing_and_refuses_the_impossible() {
   check(cache.used_bytes() == cache.layout().token_bytes() * 60);
   cache.truncate(55);
   check(cache.length() == 55 && cache.keys(2)[0] == std::byte{7});
-  for (const std::int32_t length : {-1, 56}) refuses(Status::kInvalidArgument, [&] { cache.truncate(length); });
+  for (const std::int32_t length : {-1, 56})
+    refuses(Status::kInvalidArgument, [&] { cache.truncate(length); });
   refuses(Status::kPromptTooLong, [&] { cache.begin(46); });
   check(cache.begin(45) == 55, "a refusal leaves the cache usable");
   refuses(Status::kPoisoned, [&] { cache.begin(1); });
@@ -104,7 +106,8 @@ void caches_without_rollback_are_refused() {
   check(refused(spec).find("too large") != std::string::npos);
   refuses(Status::kInvalidArgument, [] { PoolLayout::of(std::vector{kSpecs[0], kSpecs[0]}); });
   refuses(Status::kInvalidArgument, [] { PoolLayout::of({}); });
-  refuses(Status::kOutOfMemory, [] { KvPool pool(std::vector<ArenaSpec>{{"wide", 1 << 18, 1 << 10, 1 << 20, 256}}); });
+  refuses(Status::kOutOfMemory,
+          [] { KvPool pool(std::vector<ArenaSpec>{{"wide", 1 << 18, 1 << 10, 1 << 20, 256}}); });
 }
 
 void a_refused_lock_is_a_warning() {

@@ -23,7 +23,8 @@ void chat(const Tokenizer& tokenizer, const Json& file) {
     for (const Json& message : item.at("messages").array()) {
       messages.push_back({message.at("role").string(), message.at("content").string()});
     }
-    check(format.encode(tokenizer, messages, item.at("add_generation_prompt").boolean()) == tokens(item.at("ids")));
+    check(format.encode(tokenizer, messages, item.at("add_generation_prompt").boolean()) ==
+          tokens(item.at("ids")));
   }
   refuses(Status::kInvalidArgument, [&] { format.encode(tokenizer, {}); });
   refuses(Status::kInvalidArgument, [&] { format.encode(tokenizer, std::vector<Message>{{"tool", "x"}}); });
@@ -51,7 +52,8 @@ void long_words_take_no_quadratic_time(const Tokenizer& tokenizer) {
 }
 
 void text_that_is_not_utf8_is_refused(const Tokenizer& tokenizer) {
-  for (const char* text : {"\xFF", "a\x80", "\xC3", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xC0\xAF", "\xE2\x82"}) {
+  for (const char* text :
+       {"\xFF", "a\x80", "\xC3", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xC0\xAF", "\xE2\x82"}) {
     refuses(Status::kInvalidArgument, [&] { tokenizer.encode(text); });
   }
 }
@@ -81,8 +83,8 @@ void damaged_files_are_refused(const std::string& path) {
 }
 
 void json_is_strict() {
-  for (const char* text : {"", "{", "[1,]", "{\"a\" 1}", "\"\\u12\"", "\"\\ud800x\"", "tru", "01x", "1 2", "\"a\nb\"", "nan",
-                           "1e999", "{\"a\":1,}", "\"\\q\""}) {
+  for (const char* text : {"", "{", "[1,]", "{\"a\" 1}", "\"\\u12\"", "\"\\ud800x\"", "tru", "01x", "1 2",
+                           "\"a\nb\"", "nan", "1e999", "{\"a\":1,}", "\"\\q\""}) {
     refuses(Status::kBadFile, [&] { Json::parse(text); });
   }
   refuses(Status::kBadFile, [] { Json::parse(std::string(100000, '[')); });

@@ -1,4 +1,5 @@
-// Every golden trace: the engine over a plain C++ model of the nano pair takes the same rounds as the Python reference.
+// Every golden trace: the engine over a plain C++ model of the nano pair takes the same rounds as the Python
+// reference.
 #include <algorithm>
 
 #include "golden.h"
@@ -17,7 +18,8 @@ struct Drafters {
     const std::string& type = spec.at("type").string();
     if (type == "model") return keep(std::make_unique<ModelDrafter>(draft, vocab_size));
     if (type == "lookup") {
-      return keep(std::make_unique<PromptLookup>(spec.at("longest").integer(), spec.at("shortest").integer()));
+      return keep(
+          std::make_unique<PromptLookup>(spec.at("longest").integer(), spec.at("shortest").integer()));
     }
     std::vector<Drafter*> inner;
     for (const Json& one : spec.at("drafters").array()) inner.push_back(make(one, draft, vocab_size));
@@ -37,15 +39,19 @@ void compare(const std::string& name, const Engine& engine, const Generation& do
     const Json& want = wanted[i];
     const std::string where = name + ", round " + std::to_string(i);
     check(round.k == want.at("k").integer() && round.accepted == want.at("accepted").integer(), where);
-    check(specdec::name(round.reason) == want.at("reason").string(), where + ": " + specdec::name(round.reason));
+    check(specdec::name(round.reason) == want.at("reason").string(),
+          where + ": " + specdec::name(round.reason));
     check(specdec::name(round.kind) == want.at("kind").string(), where + ": kind");
     check(std::ranges::equal(engine.trace().drafted(round), tokens(want.at("drafted"))), where + ": drafted");
-    check(want.at("next").is_null() ? round.next == -1 : round.next == want.at("next").integer(), where + ": next");
+    check(want.at("next").is_null() ? round.next == -1 : round.next == want.at("next").integer(),
+          where + ": next");
   }
 }
 
 void compare(const std::string& name, const Telemetry& found, const Json& wanted) {
-  const auto equal = [&](const char* key, std::int64_t value) { check(wanted.at(key).integer() == value, name + ": " + key); };
+  const auto equal = [&](const char* key, std::int64_t value) {
+    check(wanted.at(key).integer() == value, name + ": " + key);
+  };
   equal("rounds", found.rounds);
   equal("drafted", found.drafted);
   equal("accepted", found.accepted);
@@ -87,7 +93,8 @@ void trace(const Json& item, const LlamaWeights& target_weights, const LlamaWeig
   if (const auto& stops = item.at("stop").array(); !stops.empty()) {
     request.stop_when = [&](std::span<const Token> generated) {
       const std::string text = tokenizer.decode(generated);
-      return std::ranges::any_of(stops, [&](const Json& stop) { return text.find(stop.string()) != text.npos; });
+      return std::ranges::any_of(stops,
+                                 [&](const Json& stop) { return text.find(stop.string()) != text.npos; });
     };
   }
 

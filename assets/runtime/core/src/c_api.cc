@@ -1,5 +1,5 @@
-// The C interface over the C++ core. Every function that can fail runs inside `guard`, which turns exceptions into a status
-// and a message.
+// The C interface over the C++ core. Every function that can fail runs inside `guard`, which turns exceptions
+// into a status and a message.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -75,7 +75,8 @@ void give(const std::vector<Token>& ids, std::int32_t* out, std::size_t capacity
 class HostRunner final : public ModelRunner {
  public:
   HostRunner(const specdec_runner& host, const char* name) : host_(host), name_(name) {
-    need(host.forward != nullptr && host.truncate != nullptr && host.reset != nullptr, "a function of a runner");
+    need(host.forward != nullptr && host.truncate != nullptr && host.reset != nullptr,
+         "a function of a runner");
     if (host.vocab_size < 1 || host.capacity < 1) {
       throw Error(Status::kInvalidArgument, name_ + ": vocabulary and capacity must be at least 1");
     }
@@ -102,7 +103,8 @@ class HostRunner final : public ModelRunner {
 
  private:
   void call(std::int32_t result) const {
-    if (result != 0) throw Error(Status::kModelFailed, name_ + ": the runner failed with " + std::to_string(result));
+    if (result != 0)
+      throw Error(Status::kModelFailed, name_ + ": the runner failed with " + std::to_string(result));
   }
 
   specdec_runner host_;
@@ -217,30 +219,37 @@ int32_t specdec_tokenizer_vocab_size(const specdec_tokenizer* tokenizer) {
   return tokenizer == nullptr ? 0 : tokenizer->tokenizer.vocab_size();
 }
 
-specdec_status specdec_encode(const specdec_tokenizer* tokenizer, const char* text, size_t length, int32_t parse_special,
-                              int32_t* ids, size_t capacity, size_t* count) {
+specdec_status specdec_encode(const specdec_tokenizer* tokenizer, const char* text, size_t length,
+                              int32_t parse_special, int32_t* ids, size_t capacity, size_t* count) {
   return guard([&] {
-    need(tokenizer != nullptr && count != nullptr && (ids != nullptr || capacity == 0), "the tokenizer or the room for ids");
-    give(tokenizer->tokenizer.encode(text_view(text, length, "the text"), parse_special != 0), ids, capacity, count);
+    need(tokenizer != nullptr && count != nullptr && (ids != nullptr || capacity == 0),
+         "the tokenizer or the room for ids");
+    give(tokenizer->tokenizer.encode(text_view(text, length, "the text"), parse_special != 0), ids, capacity,
+         count);
   });
 }
 
-specdec_status specdec_encode_chat(const specdec_tokenizer* tokenizer, const char* format, size_t format_length,
-                                   const specdec_message* messages, size_t message_count, int32_t add_generation_prompt,
-                                   int32_t* ids, size_t capacity, size_t* count) {
+specdec_status specdec_encode_chat(const specdec_tokenizer* tokenizer, const char* format,
+                                   size_t format_length, const specdec_message* messages,
+                                   size_t message_count, int32_t add_generation_prompt, int32_t* ids,
+                                   size_t capacity, size_t* count) {
   return guard([&] {
-    need(tokenizer != nullptr && count != nullptr && (ids != nullptr || capacity == 0), "the tokenizer or the room for ids");
-    const ChatFormat chat = ChatFormat::from_json(Json::parse(text_view(format, format_length, "the chat format")));
+    need(tokenizer != nullptr && count != nullptr && (ids != nullptr || capacity == 0),
+         "the tokenizer or the room for ids");
+    const ChatFormat chat =
+        ChatFormat::from_json(Json::parse(text_view(format, format_length, "the chat format")));
     std::vector<Message> list;
     for (const specdec_message& message : span_of(messages, message_count, "the messages")) {
       need(message.role != nullptr, "a message's role");
-      list.push_back({message.role, text_view(message.content, message.content_length, "a message's content")});
+      list.push_back(
+          {message.role, text_view(message.content, message.content_length, "a message's content")});
     }
     give(chat.encode(tokenizer->tokenizer, list, add_generation_prompt != 0), ids, capacity, count);
   });
 }
 
-specdec_status specdec_stream_create(const specdec_tokenizer* tokenizer, int32_t skip_special, specdec_stream** out) {
+specdec_status specdec_stream_create(const specdec_tokenizer* tokenizer, int32_t skip_special,
+                                     specdec_stream** out) {
   return guard([&] {
     need(tokenizer != nullptr && out != nullptr, "the tokenizer or the place for the stream");
     *out = new specdec_stream{TextStream(tokenizer->tokenizer, skip_special != 0), {}};
@@ -269,10 +278,12 @@ specdec_status specdec_stream_finish(specdec_stream* stream, const char** text, 
   });
 }
 
-specdec_status specdec_engine_create(const specdec_runner* target, const specdec_runner* draft, specdec_engine** out) {
+specdec_status specdec_engine_create(const specdec_runner* target, const specdec_runner* draft,
+                                     specdec_engine** out) {
   return guard([&] {
     need(target != nullptr && out != nullptr, "the target or the place for the engine");
-    if (target->head_ids != nullptr) throw Error(Status::kInvalidArgument, "the target's head must not be reduced");
+    if (target->head_ids != nullptr)
+      throw Error(Status::kInvalidArgument, "the target's head must not be reduced");
     *out = new specdec_engine(*target, draft);
   });
 }
@@ -345,7 +356,8 @@ specdec_status specdec_generate(specdec_engine* engine, const int32_t* prompt, s
 
 specdec_status specdec_engine_tokens(const specdec_engine* engine, const int32_t** tokens, size_t* count) {
   return guard([&] {
-    need(engine != nullptr && tokens != nullptr && count != nullptr, "the engine or the place for its tokens");
+    need(engine != nullptr && tokens != nullptr && count != nullptr,
+         "the engine or the place for its tokens");
     *tokens = engine->last.tokens.data();
     *count = engine->last.tokens.size();
   });
@@ -380,8 +392,8 @@ specdec_status specdec_engine_round(const specdec_engine* engine, size_t index, 
     if (index >= engine->rounds) throw Error(Status::kInvalidArgument, "there is no such round");
     const Trace& trace = engine->engine.trace();
     const Round& round = trace.rounds()[index];
-    *out = {round.k,        name(round.reason), trace.drafted(round).data(), round.drafted,
-            round.accepted, round.next,         name(round.kind)};
+    *out = {round.k,    name(round.reason), trace.drafted(round).data(), round.drafted, round.accepted,
+            round.next, name(round.kind)};
   });
 }
 

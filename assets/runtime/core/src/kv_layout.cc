@@ -18,7 +18,9 @@ std::size_t multiply(const ArenaSpec& spec, std::size_t a, std::size_t b) {
   return a * b;
 }
 
-std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 void check(const ArenaSpec& spec) {
   if (spec.layers < 1 || spec.kv_heads < 1 || spec.capacity < 1 || spec.head_dim < 1) {
@@ -26,8 +28,9 @@ void check(const ArenaSpec& spec) {
   }
   if (spec.kind == CacheKind::kRecurrent) refuse(spec.name, "a recurrent state cannot be rolled back");
   if (spec.kind == CacheKind::kSlidingWindow && spec.window < spec.capacity) {
-    refuse(spec.name, "a sliding window of " + std::to_string(spec.window) +
-                          " tokens cannot be rolled back past its edge: give it a capacity within the window");
+    refuse(spec.name,
+           "a sliding window of " + std::to_string(spec.window) +
+               " tokens cannot be rolled back past its edge: give it a capacity within the window");
   }
 }
 
@@ -64,7 +67,9 @@ std::string to_json(const ArenaLayout& arena) {
   const auto field = [](const char* key, std::size_t value) {
     return std::string(", \"") + key + "\": " + std::to_string(value);
   };
-  const auto count = [&](const char* key, std::int32_t value) { return field(key, static_cast<std::size_t>(value)); };
+  const auto count = [&](const char* key, std::int32_t value) {
+    return field(key, static_cast<std::size_t>(value));
+  };
   return "{\"name\": " + json_quote(spec.name) + ", \"dtype\": " + json_quote(name(spec.dtype)) +
          count("layers", spec.layers) + count("kv_heads", spec.kv_heads) + count("capacity", spec.capacity) +
          count("head_dim", spec.head_dim) + field("offset", arena.offset) + field("bytes", arena.bytes) +
@@ -131,8 +136,8 @@ const ArenaLayout& PoolLayout::arena(std::string_view name) const {
 std::string PoolLayout::to_json() const {
   std::string list;
   for (const ArenaLayout& arena : arenas) list += (list.empty() ? "" : ", ") + specdec::to_json(arena);
-  return "{\"version\": 1, \"page_bytes\": " + std::to_string(kPageBytes) + ", \"bytes\": " + std::to_string(bytes) +
-         ", \"arenas\": [" + list + "]}";
+  return "{\"version\": 1, \"page_bytes\": " + std::to_string(kPageBytes) +
+         ", \"bytes\": " + std::to_string(bytes) + ", \"arenas\": [" + list + "]}";
 }
 
 }  // namespace specdec

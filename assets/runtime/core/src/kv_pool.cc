@@ -12,12 +12,14 @@
 namespace specdec {
 namespace {
 
-// mmap aligns to the system's pages, which may be smaller than ours: map one page more and give the ends back.
+// mmap aligns to the system's pages, which may be smaller than ours: map one page more and give the ends
+// back.
 std::byte* map_aligned(std::size_t bytes) {
   const std::size_t wider = bytes + kPageBytes;
   void* mapped = mmap(nullptr, wider, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    throw Error(Status::kOutOfMemory, "KV pool: " + std::to_string(bytes) + " bytes cannot be had: " + strerror(errno));
+    throw Error(Status::kOutOfMemory,
+                "KV pool: " + std::to_string(bytes) + " bytes cannot be had: " + strerror(errno));
   }
   auto* start = static_cast<std::byte*>(mapped);
   const std::size_t head = (kPageBytes - reinterpret_cast<std::uintptr_t>(start) % kPageBytes) % kPageBytes;
@@ -40,8 +42,9 @@ bool Region::lock() { return locked_ = locked_ || mlock(data_, size_) == 0; }
 std::int32_t KvCache::begin(std::int32_t tokens) {
   refuse_if_poisoned();
   if (tokens < 0 || tokens > capacity() - length_) {
-    throw Error(Status::kPromptTooLong, std::to_string(tokens) + " more tokens do not fit: " + std::to_string(length_) +
-                                            " of " + std::to_string(capacity()) + " positions are taken");
+    throw Error(Status::kPromptTooLong, std::to_string(tokens) +
+                                            " more tokens do not fit: " + std::to_string(length_) + " of " +
+                                            std::to_string(capacity()) + " positions are taken");
   }
   writing_ = true;
   written_ = std::max(written_, length_ + tokens);
@@ -56,8 +59,8 @@ void KvCache::commit(std::int32_t tokens) {
 void KvCache::truncate(std::int32_t length) {
   refuse_if_poisoned();
   if (length < 0 || length > length_) {
-    throw Error(Status::kInvalidArgument, "cannot roll back to " + std::to_string(length) + ": the cache holds " +
-                                              std::to_string(length_) + " tokens");
+    throw Error(Status::kInvalidArgument, "cannot roll back to " + std::to_string(length) +
+                                              ": the cache holds " + std::to_string(length_) + " tokens");
   }
   length_ = length;
 }
@@ -76,7 +79,8 @@ void KvCache::reset() {
 }
 
 std::span<std::byte> KvCache::keys(std::int32_t layer) const {
-  return pool_.subspan(layout_.keys_offset + layout_.layer_stride * static_cast<std::size_t>(layer), layout_.layer_stride);
+  return pool_.subspan(layout_.keys_offset + layout_.layer_stride * static_cast<std::size_t>(layer),
+                       layout_.layer_stride);
 }
 
 std::span<std::byte> KvCache::values(std::int32_t layer) const {
@@ -88,11 +92,13 @@ void KvCache::refuse_if_poisoned() const {
   if (writing_) throw Error(Status::kPoisoned, "an earlier step failed halfway: reset the cache first");
 }
 
-KvPool::KvPool(std::span<const ArenaSpec> specs, bool lock) : layout_(PoolLayout::of(specs)), region_(layout_.bytes) {
+KvPool::KvPool(std::span<const ArenaSpec> specs, bool lock)
+    : layout_(PoolLayout::of(specs)), region_(layout_.bytes) {
   if (lock) locked_ = region_.lock();
   if (lock && !locked_) {
-    warning_ = "the KV pool of " + std::to_string(layout_.bytes) + " bytes is not locked into memory: " +
-               strerror(errno) + " (raise the limit of locked memory, `ulimit -l`)";
+    warning_ = "the KV pool of " + std::to_string(layout_.bytes) +
+               " bytes is not locked into memory: " + strerror(errno) +
+               " (raise the limit of locked memory, `ulimit -l`)";
   }
   for (const ArenaLayout& arena : layout_.arenas) caches_.emplace_back(region_.bytes(), arena);
 }
@@ -114,9 +120,11 @@ std::string KvPool::report() const {
     };
     arenas += std::string(arenas.empty() ? "" : ", ") + "{\"name\": " + json_quote(arena.spec.name) +
               field("bytes", arena.bytes) + field("payload_bytes", arena.payload_bytes()) +
-              field("padding_bytes", arena.bytes - arena.payload_bytes()) + field("used_bytes", cache.used_bytes()) + "}";
+              field("padding_bytes", arena.bytes - arena.payload_bytes()) +
+              field("used_bytes", cache.used_bytes()) + "}";
   }
-  return "{\"bytes\": " + std::to_string(layout_.bytes) + ", \"pages\": " + std::to_string(layout_.bytes / kPageBytes) +
+  return "{\"bytes\": " + std::to_string(layout_.bytes) +
+         ", \"pages\": " + std::to_string(layout_.bytes / kPageBytes) +
          ", \"locked\": " + (locked_ ? "true" : "false") + ", \"arenas\": [" + arenas + "]}";
 }
 

@@ -21,7 +21,9 @@ class Scanner {
   Scanner(Chars chars, std::size_t end) : chars_(chars), end_(end) {}
 
   bool is(std::size_t at, CharClass kind) const { return at < end_ && chars_[at].kind == kind; }
-  bool is(std::size_t at, std::uint32_t code_point) const { return at < end_ && chars_[at].code_point == code_point; }
+  bool is(std::size_t at, std::uint32_t code_point) const {
+    return at < end_ && chars_[at].code_point == code_point;
+  }
   bool is_newline(std::size_t at) const { return is(at, '\r') || is(at, '\n'); }
   // Neither letter, number nor space.
   bool is_mark(std::size_t at) const { return is(at, CharClass::kOther) || is(at, CharClass::kNewNumber); }
@@ -48,7 +50,8 @@ class Scanner {
     return at;
   }
 
-  // \s+(?!\S)|\s+ : white space, but its last character is left to a word that follows. `at` if there is none.
+  // \s+(?!\S)|\s+ : white space, but its last character is left to a word that follows. `at` if there is
+  // none.
   std::size_t space(std::size_t at) const {
     const std::size_t next = skip(at, CharClass::kSpace);
     return next < end_ && next - at > 1 ? next - 1 : next;
@@ -82,10 +85,12 @@ std::size_t gpt2_word(const Scanner& scan, std::size_t at) {
   return scan.space(at);
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,n}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,n}|
+// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 std::size_t llama3_word(const Scanner& scan, std::size_t at, std::size_t longest_number) {
   if (const std::size_t next = scan.contraction(at, true); next != at) return next;
-  const bool other_first = !scan.is_newline(at) && !scan.is(at, CharClass::kLetter) && !scan.is(at, CharClass::kNumber);
+  const bool other_first =
+      !scan.is_newline(at) && !scan.is(at, CharClass::kLetter) && !scan.is(at, CharClass::kNumber);
   const std::size_t letters = at + (other_first ? 1 : 0);
   if (scan.is(letters, CharClass::kLetter)) return scan.skip(letters, CharClass::kLetter);
   if (scan.is(at, CharClass::kNumber)) return scan.skip(at, CharClass::kNumber, longest_number);
@@ -147,8 +152,10 @@ PreTokenizer PreTokenizer::from_json(const Json& json) {
       made.digits_apart_ = true;
     } else if (type == "Split" && !has_pattern) {
       const std::string& pattern = step.at("pattern").at("Regex").string();
-      if (pattern != contraction + "\\p{N}{1,3}" + rest && pattern != contraction + "\\p{N}" + rest) refuse(pattern);
-      if (step.at("behavior").string() != "Isolated" || step.at("invert").boolean()) refuse("Split that drops text");
+      if (pattern != contraction + "\\p{N}{1,3}" + rest && pattern != contraction + "\\p{N}" + rest)
+        refuse(pattern);
+      if (step.at("behavior").string() != "Isolated" || step.at("invert").boolean())
+        refuse("Split that drops text");
       made.pattern_ = Pattern::kLlama3;
       made.longest_number_ = pattern.find("{1,3}") != std::string::npos ? 3 : 1;
       has_pattern = true;

@@ -24,7 +24,8 @@ std::array<std::int16_t, 324> make_alphabet() {
   return bytes;
 }
 
-// The bytes of a token written in GPT-2's alphabet, or its UTF-8 if it is not (an added token in plain characters).
+// The bytes of a token written in GPT-2's alphabet, or its UTF-8 if it is not (an added token in plain
+// characters).
 std::string bytes_of(const std::string& text) {
   static const auto alphabet = make_alphabet();
   std::string bytes;
@@ -36,7 +37,9 @@ std::string bytes_of(const std::string& text) {
   return bytes;
 }
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(Status::kBadFile, "tokenizer.json: " + what); }
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(Status::kBadFile, "tokenizer.json: " + what);
+}
 
 void refuse_unless_plain(const Json& json, const Json& model) {
   if (model.at("type").string() != "BPE") refuse("only BPE models are supported");
@@ -48,7 +51,8 @@ void refuse_unless_plain(const Json& json, const Json& model) {
   }
   for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json* value = model.find(key);
-    const bool set = value != nullptr && !value->is_null() && !(value->is_string() && value->string().empty());
+    const bool set =
+        value != nullptr && !value->is_null() && !(value->is_string() && value->string().empty());
     if (set) refuse(std::string(key) + " is not supported");
   }
   if (const Json* fallback = model.find("byte_fallback"); fallback != nullptr && fallback->boolean()) {
@@ -62,7 +66,8 @@ std::uint64_t pair_key(Token left, Token right) {
 
 // "a b" or ["a", "b"]
 std::pair<std::string, std::string> merge_pair(const Json& json) {
-  if (json.is_array() && json.array().size() == 2) return {json.array()[0].string(), json.array()[1].string()};
+  if (json.is_array() && json.array().size() == 2)
+    return {json.array()[0].string(), json.array()[1].string()};
   const std::string& both = json.string();
   const std::size_t space = both.find(' ');
   if (space == std::string::npos) refuse("a merge is not a pair: " + both);
@@ -107,7 +112,8 @@ void Tokenizer::read_model(const Json& model) {
     store(id, vocab.keys[i]);
     ids.emplace(vocab.keys[i], id);
     const std::string& bytes = bytes_[static_cast<std::size_t>(id)];
-    // Only a single character of the alphabet stands for a byte: "\u0100" does for 0, a character beyond it for none.
+    // Only a single character of the alphabet stands for a byte: "\u0100" does for 0, a character beyond it
+    // for none.
     if (bytes.size() == 1) byte_ids_[static_cast<unsigned char>(bytes[0])] = id;
     if (whole_words) words_.emplace(bytes, id);
   }
@@ -173,10 +179,11 @@ const Tokenizer::Merge* Tokenizer::merge_of(Token left, Token right) const {
   return found == merges_.end() ? nullptr : &found->second;
 }
 
-// Merges the pair of lowest rank, leftmost first, until none applies. A queue of candidates over a linked list: a word of
-// n bytes takes O(n log n).
+// Merges the pair of lowest rank, leftmost first, until none applies. A queue of candidates over a linked
+// list: a word of n bytes takes O(n log n).
 void Tokenizer::encode_word(std::string_view word, std::vector<Token>& ids) const {
-  if (const auto whole = words_.find(std::string(word)); whole != words_.end()) return ids.push_back(whole->second);
+  if (const auto whole = words_.find(std::string(word)); whole != words_.end())
+    return ids.push_back(whole->second);
 
   struct Symbol {
     Token id;
@@ -198,7 +205,8 @@ void Tokenizer::encode_word(std::string_view word, std::vector<Token>& ids) cons
     if (left < 0 || symbols[static_cast<std::size_t>(left)].next < 0) return;
     const Symbol& symbol = symbols[static_cast<std::size_t>(left)];
     const Token right = symbols[static_cast<std::size_t>(symbol.next)].id;
-    if (const Merge* merge = merge_of(symbol.id, right)) queue.emplace(merge->rank, left, symbol.id, right, merge->id);
+    if (const Merge* merge = merge_of(symbol.id, right))
+      queue.emplace(merge->rank, left, symbol.id, right, merge->id);
   };
   for (int at = 0; at + 1 < static_cast<int>(symbols.size()); ++at) offer(at);
   while (!queue.empty()) {
@@ -221,7 +229,8 @@ void Tokenizer::encode_word(std::string_view word, std::vector<Token>& ids) cons
 }
 
 std::string_view Tokenizer::token_bytes(Token id) const {
-  return id >= 0 && id < vocab_size() ? std::string_view(bytes_[static_cast<std::size_t>(id)]) : std::string_view();
+  return id >= 0 && id < vocab_size() ? std::string_view(bytes_[static_cast<std::size_t>(id)])
+                                      : std::string_view();
 }
 
 bool Tokenizer::is_special(Token id) const {

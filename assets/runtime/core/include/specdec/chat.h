@@ -17,8 +17,8 @@ struct Message {
   std::string_view content;
 };
 
-// A conversation is prefix + content + suffix of every message, then `generation`. One that does not begin with a system
-// message begins with `opening` instead (many templates put a default system message there).
+// A conversation is prefix + content + suffix of every message, then `generation`. One that does not begin
+// with a system message begins with `opening` instead (many templates put a default system message there).
 struct ChatFormat {
   struct Affix {
     std::string prefix, suffix;
@@ -30,9 +30,10 @@ struct ChatFormat {
   // `{"opening": "…", "system": ["…", "…"], "user": […], "assistant": […], "generation": "…"}`
   static ChatFormat from_json(const Json& json);
 
-  // The ids of a conversation. Special tokens come from the affixes only: the same strings inside a message stay text.
-  // Everything between two special tokens is encoded in one piece, since a merge may span the border of affix and
-  // message. Throws kInvalidArgument for no message, an unknown role, or text that is not UTF-8.
+  // The ids of a conversation. Special tokens come from the affixes only: the same strings inside a message
+  // stay text. Everything between two special tokens is encoded in one piece, since a merge may span the
+  // border of affix and message. Throws kInvalidArgument for no message, an unknown role, or text that is not
+  // UTF-8.
   std::vector<Token> encode(const Tokenizer& tokenizer, std::span<const Message> messages,
                             bool add_generation_prompt = true) const;
 

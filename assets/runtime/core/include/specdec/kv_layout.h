@@ -1,5 +1,5 @@
-// Where in one region of memory every key and value lives: plain numbers, the same in Python (`specdec_ref.kv_pool`) and
-// here, and JSON between the two.
+// Where in one region of memory every key and value lives: plain numbers, the same in Python
+// (`specdec_ref.kv_pool`) and here, and JSON between the two.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace specdec {
 
-inline constexpr std::size_t kPageBytes = 16384;   // Apple's pages; a multiple of everyone else's
+inline constexpr std::size_t kPageBytes = 16384;     // Apple's pages; a multiple of everyone else's
 inline constexpr std::size_t kTensorAlignment = 64;  // one cache line, and what Metal and XNNPACK ask for
 
 enum class Dtype : std::uint8_t { kFloat64, kFloat32, kFloat16, kBfloat16 };
@@ -36,8 +36,8 @@ struct ArenaSpec {
   static ArenaSpec from_json(const Json& json);
 };
 
-// Keys are [layers, G, L, E], contiguous, and values the same. All numbers are bytes; offsets count from the pool's
-// first byte.
+// Keys are [layers, G, L, E], contiguous, and values the same. All numbers are bytes; offsets count from the
+// pool's first byte.
 struct ArenaLayout {
   ArenaSpec spec;
   std::size_t offset = 0;  // a multiple of kPageBytes
@@ -58,8 +58,9 @@ struct PoolLayout {
   std::vector<ArenaLayout> arenas;
   std::size_t bytes = 0;
 
-  // Lays the arenas out one after another. Throws kInvalidArgument for a shape that is not positive or too large, a name
-  // used twice, and a cache that cannot be rolled back (recurrent state, or a window shorter than the capacity).
+  // Lays the arenas out one after another. Throws kInvalidArgument for a shape that is not positive or too
+  // large, a name used twice, and a cache that cannot be rolled back (recurrent state, or a window shorter
+  // than the capacity).
   static PoolLayout of(std::span<const ArenaSpec> specs);
 
   const ArenaLayout& arena(std::string_view name) const;

@@ -1,5 +1,5 @@
-// The KV caches of target and draft in one region: page-aligned, locked into memory where the system allows it, allocated
-// once. Rejecting drafted tokens costs nothing here: rolling back is changing a number.
+// The KV caches of target and draft in one region: page-aligned, locked into memory where the system allows
+// it, allocated once. Rejecting drafted tokens costs nothing here: rolling back is changing a number.
 #pragma once
 
 #include <cstddef>
@@ -32,14 +32,14 @@ class Region {
 
 // Keys and values of one sequence, for every layer of one model: a view into the pool.
 //
-// A forward pass is `begin`, one write per layer, `commit`. If the pass fails in between, the contents are half a step,
-// and every further use throws kPoisoned until `reset`.
+// A forward pass is `begin`, one write per layer, `commit`. If the pass fails in between, the contents are
+// half a step, and every further use throws kPoisoned until `reset`.
 class KvCache {
  public:
   KvCache(std::span<std::byte> pool, ArenaLayout layout) : pool_(pool), layout_(std::move(layout)) {}
 
-  // Announces a pass over so many new tokens; returns the position of the first. Throws kPromptTooLong without changing
-  // anything if they do not fit.
+  // Announces a pass over so many new tokens; returns the position of the first. Throws kPromptTooLong
+  // without changing anything if they do not fit.
   std::int32_t begin(std::int32_t tokens);
   // Counts the tokens that every layer has now written.
   void commit(std::int32_t tokens);
@@ -69,8 +69,8 @@ class KvCache {
 
 class KvPool {
  public:
-  // `lock` asks for non-swappable memory. If the system refuses, the pool works all the same; `locked()` and `warning()`
-  // say so.
+  // `lock` asks for non-swappable memory. If the system refuses, the pool works all the same; `locked()` and
+  // `warning()` say so.
   explicit KvPool(std::span<const ArenaSpec> specs, bool lock = true);
 
   KvCache& cache(std::string_view name);

@@ -1,5 +1,5 @@
-// Cutting text into the words that byte-level BPE works on: the regular expressions of the models' tokenizers as
-// hand-written scanners, exact to the character.
+// Cutting text into the words that byte-level BPE works on: the regular expressions of the models' tokenizers
+// as hand-written scanners, exact to the character.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct Char {
   CharClass kind;
 };
 
-// The characters of UTF-8 text, and one more at the end with the text's length as offset. Throws kInvalidArgument if it
-// is not valid UTF-8 (Unicode standard, table 3-7).
+// The characters of UTF-8 text, and one more at the end with the text's length as offset. Throws
+// kInvalidArgument if it is not valid UTF-8 (Unicode standard, table 3-7).
 std::vector<Char> decode_utf8(std::string_view text);
 
 class PreTokenizer {
  public:
-  // Reads the `pre_tokenizer` of a tokenizer.json. Known: GPT-2's pattern (SmolLM2 and many more), with or without each
-  // digit cut out first, and the pattern of Llama 3 and Qwen 2. Throws kBadFile for any other.
+  // Reads the `pre_tokenizer` of a tokenizer.json. Known: GPT-2's pattern (SmolLM2 and many more), with or
+  // without each digit cut out first, and the pattern of Llama 3 and Qwen 2. Throws kBadFile for any other.
   static PreTokenizer from_json(const Json& json);
 
   // The words of a text, in order; together they are the text.

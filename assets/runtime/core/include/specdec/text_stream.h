@@ -1,4 +1,5 @@
-// Text from tokens one at a time. A token may end in the middle of a character; half a character is never shown.
+// Text from tokens one at a time. A token may end in the middle of a character; half a character is never
+// shown.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,8 @@ namespace specdec {
 
 class Tokenizer;
 
-// Bytes to valid UTF-8, piece by piece. Invalid input becomes U+FFFD, one for each maximal part of a character (Unicode
-// standard, 3.9), as in Python's and Rust's lossy decoders.
+// Bytes to valid UTF-8, piece by piece. Invalid input becomes U+FFFD, one for each maximal part of a
+// character (Unicode standard, 3.9), as in Python's and Rust's lossy decoders.
 class Utf8Stream {
  public:
   // Takes bytes and appends the characters that are now complete.
@@ -24,8 +25,8 @@ class Utf8Stream {
   void push(unsigned char byte, std::string& out);
 
   char pending_[4] = {};
-  std::size_t held_ = 0;    // bytes in `pending_`
-  std::size_t wanted_ = 0;  // bytes of the whole character
+  std::size_t held_ = 0;                    // bytes in `pending_`
+  std::size_t wanted_ = 0;                  // bytes of the whole character
   unsigned char low_ = 0x80, high_ = 0xBF;  // range of the next byte
 };
 

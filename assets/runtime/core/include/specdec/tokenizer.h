@@ -1,5 +1,5 @@
-// Text <-> token ids: byte-level BPE read from `tokenizer.json`, the same ids as the `tokenizers` library gives.
-// Golden vectors: assets/golden/tokenizer_nano.json.
+// Text <-> token ids: byte-level BPE read from `tokenizer.json`, the same ids as the `tokenizers` library
+// gives. Golden vectors: assets/golden/tokenizer_nano.json.
 #pragma once
 
 #include <array>
@@ -25,9 +25,9 @@ class Tokenizer {
   // One more than the highest id.
   std::int32_t vocab_size() const { return static_cast<std::int32_t>(bytes_.size()); }
 
-  // The ids of valid UTF-8 text. Bytes that the vocabulary lacks vanish (SmolLM2 has no token for 21 of the 256), as in
-  // every other reader of the same file. Special tokens written out in the text are plain text unless `parse_special`:
-  // users type data. Throws kInvalidArgument if the text is not UTF-8.
+  // The ids of valid UTF-8 text. Bytes that the vocabulary lacks vanish (SmolLM2 has no token for 21 of the
+  // 256), as in every other reader of the same file. Special tokens written out in the text are plain text
+  // unless `parse_special`: users type data. Throws kInvalidArgument if the text is not UTF-8.
   std::vector<Token> encode(std::string_view text, bool parse_special = false) const;
 
   // The text of ids. Invalid UTF-8 shows as U+FFFD; ids without a token are skipped.
@@ -60,12 +60,12 @@ class Tokenizer {
   const Merge* merge_of(Token left, Token right) const;
 
   PreTokenizer pre_tokenizer_;
-  std::vector<std::string> bytes_;                  // by id
-  std::vector<bool> special_;                       // by id
-  std::array<Token, 256> byte_ids_{};               // -1: no token
+  std::vector<std::string> bytes_;                   // by id
+  std::vector<bool> special_;                        // by id
+  std::array<Token, 256> byte_ids_{};                // -1: no token
   std::unordered_map<std::uint64_t, Merge> merges_;  // (left << 32 | right)
-  std::unordered_map<std::string, Token> words_;    // whole words that are taken without merging (Llama 3)
-  std::vector<Added> added_;                        // longest first
+  std::unordered_map<std::string, Token> words_;     // whole words that are taken without merging (Llama 3)
+  std::vector<Added> added_;                         // longest first
 };
 
 }  // namespace specdec
