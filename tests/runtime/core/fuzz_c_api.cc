@@ -146,7 +146,7 @@ struct Cancel {
   specdec_cancel_token* token = nullptr;
 };
 
-void drive_engine(Dice& dice) {
+void drive_engine(Dice& dice, const specdec_tokenizer* tokenizer) {
   const bool with_draft = !dice.one_in(4);
   Pair pair(with_draft);
   bool poisoned = false;
@@ -161,6 +161,9 @@ void drive_engine(Dice& dice) {
     const Cancel cancel;
     if (dice.one_in(3)) options.cancel = cancel.token;
     if (dice.one_in(6)) specdec_cancel(cancel.token);
+    const char* const stops[] = {"\"", dice.any<const char*>({"#", "", "nowhere"})};
+    if (dice.one_in(3)) options.stops = stops, options.stop_count = 2;
+    if (!dice.one_in(4)) options.tokenizer = tokenizer;
     check(specdec_engine_set_lookahead_cap(pair.engine, dice.any({0, 2, 16, 100})) == SPECDEC_OK);
     HostMock& fails = dice.one_in(2) ? pair.target : pair.draft;
     if (dice.one_in(3)) fails.mock.fail_at(dice.upto(6));
@@ -325,7 +328,7 @@ int main(int argc, char** argv) {
     const std::string json = specdec::read_file(path);
     for (int i = 0; i < iterations; ++i) {
       Dice dice(seed * 1000003 + static_cast<std::uint64_t>(i));
-      drive_engine(dice);
+      drive_engine(dice, tokenizer);
       drive_tokenizer(dice, tokenizer);
       drive_json(dice, tokenizer, json);
     }

@@ -1,6 +1,7 @@
 // The nano tokenizer's golden vectors, what no valid file contains, and UTF-8 that comes in pieces.
 #include "golden.h"
 #include "specdec/chat.h"
+#include "specdec/stop_strings.h"
 #include "specdec/text_stream.h"
 #include "specdec/tokenizer.h"
 
@@ -44,6 +45,23 @@ void streams(const Tokenizer& tokenizer, const Json& file) {
     stream.finish(rest);
     check(rest == item.at("rest").string(), item.at("name").string());
   }
+}
+
+void stop_strings_are_found_however_tokens_cut_them(const Tokenizer& tokenizer) {
+  const std::string text = "Ada says: caf\u00e9 \U0001F44D, then STOP here.";
+  const auto ids = tokenizer.encode(text);
+  for (const std::string stop :
+       {"A", "caf\u00e9", "\U0001F44D", "TO", "then STOP", ".", "says: caf\u00e9 \U0001F44D, then"}) {
+    StopStrings stopped(tokenizer, {"nowhere", stop}, true);
+    for (std::size_t count = 1; count <= ids.size(); ++count) {
+      const std::string so_far = tokenizer.decode(std::span(ids).first(count));
+      const bool wanted = so_far.find(stop) != std::string::npos;
+      check(stopped(std::span(ids).first(count)) == wanted, stop);
+      if (wanted) break;
+      check(count < ids.size(), "never found: " + stop);
+    }
+  }
+  refuses(Status::kInvalidArgument, [&] { StopStrings(tokenizer, {""}, true); });
 }
 
 void long_words_take_no_quadratic_time(const Tokenizer& tokenizer) {
@@ -107,6 +125,7 @@ int main(int, char** argv) {
     encode_and_decode(tokenizer, file);
     chat(tokenizer, file);
     streams(tokenizer, file);
+    stop_strings_are_found_however_tokens_cut_them(tokenizer);
     long_words_take_no_quadratic_time(tokenizer);
     text_that_is_not_utf8_is_refused(tokenizer);
     damaged_files_are_refused(path);

@@ -5,6 +5,7 @@
 #include "golden.h"
 #include "reference_llama.h"
 #include "specdec/engine.h"
+#include "specdec/stop_strings.h"
 #include "specdec/tokenizer.h"
 
 namespace specdec::test {
@@ -90,13 +91,9 @@ void trace(const Json& item, const LlamaWeights& target_weights, const LlamaWeig
   if (const Json& after = item.at("cancel_after"); !after.is_null()) {
     request.on_token = [&seen, limit = after.integer()](Token) { return ++seen < limit; };
   }
-  if (const auto& stops = item.at("stop").array(); !stops.empty()) {
-    request.stop_when = [&](std::span<const Token> generated) {
-      const std::string text = tokenizer.decode(generated);
-      return std::ranges::any_of(stops,
-                                 [&](const Json& stop) { return text.find(stop.string()) != text.npos; });
-    };
-  }
+  std::vector<std::string> stops;
+  for (const Json& stop : item.at("stop").array()) stops.push_back(stop.string());
+  if (!stops.empty()) request.stop_when = StopStrings(tokenizer, stops, false);
 
   Engine engine(target);
   const Generation done = engine.generate(request);

@@ -2,6 +2,7 @@
 // into a status and a message.
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -10,6 +11,7 @@
 #include "specdec/engine.h"
 #include "specdec/error.h"
 #include "specdec/specdec.h"
+#include "specdec/stop_strings.h"
 #include "specdec/text_stream.h"
 #include "specdec/tokenizer.h"
 
@@ -144,6 +146,19 @@ Verifier make_verifier(std::int32_t verifier) {
     case SPECDEC_VERIFIER_MATCH: return Verifier::kMatch;
     default: throw Error(Status::kInvalidArgument, "unknown verifier");
   }
+}
+
+// Empty if there is nothing to stop at.
+std::function<bool(std::span<const Token>)> make_stop(const Tokenizer* tokenizer,
+                                                      const specdec_options& options) {
+  std::vector<std::string> stops;
+  for (const char* stop : span_of(options.stops, options.stop_count, "the stop strings")) {
+    need(stop != nullptr, "a stop string");
+    stops.emplace_back(stop);
+  }
+  if (stops.empty()) return nullptr;
+  need(tokenizer != nullptr, "the tokenizer for the stop strings");
+  return StopStrings(*tokenizer, std::move(stops), true);
 }
 
 }  // namespace
@@ -348,6 +363,8 @@ specdec_status specdec_generate(specdec_engine* engine, const int32_t* prompt, s
     request.verifier = make_verifier(options->verifier);
     request.k_cap = &engine->cap;
     if (options->cancel != nullptr) request.cancel = &options->cancel->cancelled;
+    request.stop_when =
+        make_stop(options->tokenizer == nullptr ? nullptr : &options->tokenizer->tokenizer, *options);
     if (on_token != nullptr) request.on_token = [=](Token token) { return on_token(user, token) != 0; };
     engine->last = engine->engine.generate(request);
     engine->rounds = engine->engine.trace().rounds().size();

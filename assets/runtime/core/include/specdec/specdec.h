@@ -139,11 +139,17 @@ typedef struct specdec_options {
   int32_t max_new_tokens;
   const int32_t* eos_ids; /* tokens that end the text */
   size_t eos_count;
-  int32_t drafter;              /* a specdec_drafter */
-  int32_t verifier;             /* a specdec_verifier */
-  int32_t lookahead;            /* K, 0 to SPECDEC_MAX_LOOKAHEAD */
-  double confidence;            /* stop drafting below this probability of the draft's best token; 0: never */
-  int32_t gate;                 /* not 0: turn speculation off while it does not pay, timing the rounds */
+  int32_t drafter;   /* a specdec_drafter */
+  int32_t verifier;  /* a specdec_verifier */
+  int32_t lookahead; /* K, 0 to SPECDEC_MAX_LOOKAHEAD */
+  double confidence; /* stop drafting below this probability of the draft's best token; 0: never */
+  int32_t gate;      /* not 0: turn speculation off while it does not pay, timing the rounds */
+  /* Strings that end the text when its decoded form, special tokens left out, contains one (UTF-8, ending in
+   * a zero byte). They need the tokenizer, which is otherwise not used. The token that completes one is the
+   * last of the text. */
+  const char* const* stops;
+  size_t stop_count;
+  const specdec_tokenizer* tokenizer;
   specdec_cancel_token* cancel; /* may be NULL */
 } specdec_options;
 
