@@ -1,6 +1,9 @@
 // What the engine promises beyond golden traces: no allocation per round, exact budgets, cancellation, a cap
 // on K from outside, and after any failure a poisoned state that only reset leaves.
+#include <unistd.h>
+
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <new>
 
@@ -108,6 +111,35 @@ void rounds_allocate_nothing() {
       check(seen == 80 && first == last, std::to_string(last - first) + " allocations after the first token");
     }
   }
+}
+
+// Resident memory of this process in bytes.
+std::size_t resident() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t total = 0, pages = 0;
+  file >> total >> pages;
+  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+void memory_stays_flat_over_ten_thousand_tokens() {
+  Setup setup(10'100);
+  Request request = setup.request(&setup.both, Sampling{1.0});
+  request.max_new_tokens = 10'000;
+  long seen = 0, first = 0, last = 0;
+  std::size_t early = 0, late = 0;
+  request.on_token = [&](Token) {
+    last = allocations.load();
+    if (++seen == 1000) {
+      first = last;
+      early = resident();
+    } else if (seen == 10'000) {
+      late = resident();
+    }
+    return true;
+  };
+  setup.engine.generate(request);
+  check(seen == 10'000 && first == last, "no allocation");
+  check(early > 0 && late < early + (1 << 20), "only what was set aside is touched: below 1 MiB");
 }
 
 void budgets_are_exact() {
@@ -232,6 +264,7 @@ int main() {
     matching_gives_plain_decodings_text_for_the_same_seed();
     the_cache_holds_the_text_after_every_round();
     rounds_allocate_nothing();
+    memory_stays_flat_over_ten_thousand_tokens();
     budgets_are_exact();
     bad_arguments_poison_nothing();
     any_failure_poisons_until_reset();

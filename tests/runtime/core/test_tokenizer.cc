@@ -47,6 +47,26 @@ void streams(const Tokenizer& tokenizer, const Json& file) {
   }
 }
 
+void words(const PreTokenizer& pre_tokenizer, const std::string& text, std::vector<std::string_view> wanted) {
+  check(pre_tokenizer.split(text) == wanted, text);
+}
+
+void patterns_cut_words_where_the_models_do() {
+  const auto gpt2 = PreTokenizer::from_json(Json::parse(R"({"type": "Sequence", "pretokenizers": [
+      {"type": "Digits", "individual_digits": true}, {"type": "ByteLevel", "add_prefix_space": false}]})"));
+  words(gpt2, "x  y", {"x", " ", " y"});
+  words(gpt2, "end  ", {"end", "  "});
+  words(gpt2, "a  12", {"a", "  ", "1", "2"});  // the piece ends before the digit
+  words(gpt2, "I'll can'T \n\n?!", {"I", "'ll", " can", "'", "T", " \n", "\n", "?!"});
+  const auto llama3 = PreTokenizer::from_json(Json::parse(R"re({"type": "Sequence", "pretokenizers": [
+      {"type": "Split", "behavior": "Isolated", "invert": false, "pattern": {"Regex":
+       "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"}},
+      {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]})re"));
+  words(llama3, "x  y", {"x", " ", " y"});
+  words(llama3, "1234 ab.cd", {"123", "4", " ab", ".cd"});
+  words(llama3, "it'S !\n\n  \n z", {"it", "'S", " !\n\n", "  \n", " z"});
+}
+
 void stop_strings_are_found_however_tokens_cut_them(const Tokenizer& tokenizer) {
   const std::string text = "Ada says: caf\u00e9 \U0001F44D, then STOP here.";
   const auto ids = tokenizer.encode(text);
@@ -125,6 +145,7 @@ int main(int, char** argv) {
     encode_and_decode(tokenizer, file);
     chat(tokenizer, file);
     streams(tokenizer, file);
+    patterns_cut_words_where_the_models_do();
     stop_strings_are_found_however_tokens_cut_them(tokenizer);
     long_words_take_no_quadratic_time(tokenizer);
     text_that_is_not_utf8_is_refused(tokenizer);
