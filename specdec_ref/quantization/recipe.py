@@ -109,23 +109,19 @@ class Recipe:
         return f"{self.method} {self.body or 'float16'}"
 
 
-EMBEDDING_8 = Scheme(8, PER_CHANNEL)
-"""The default for embedding and head: 8 bits, one scale a row, as XNNPACK's `qc8w`."""
+def scheme_for(bits: int, group: int = 32) -> Scheme | None:
+    """The symmetric grid of so many bits: 8 have one scale a row (XNNPACK's `qc8w`); 16 stand for float16."""
+    if bits == 16:
+        return None
+    return Scheme(bits, PER_CHANNEL if bits == 8 else group)
 
 
-def recipe(
-    method: Method = "rtn",
-    bits: int = 4,
-    group: int = 32,
-    *,
-    symmetric: bool = True,
-    embedding: Scheme | None = EMBEDDING_8,
-    head: Scheme | None = EMBEDDING_8,
-) -> Recipe:
-    """The recipe that `specdec quantize` makes of its options; 16 bits stand for float16 throughout."""
+def recipe(method: Method = "rtn", bits: int = 4, group: int = 32, *, embedding_bits: int = 8) -> Recipe:
+    """A symmetric recipe: the same grid for all linears of the body, and one for embedding and head."""
     if bits == 16:
         return Recipe("rtn", None, None, None)
-    return Recipe(method, Scheme(bits, group, symmetric), embedding, head)
+    embedding = scheme_for(embedding_bits, group)
+    return Recipe(method, scheme_for(bits, group), embedding, embedding)
 
 
 def layout_bytes(layout: Layout) -> int:
