@@ -30,8 +30,8 @@ from specdec_ref.quantization.scheme import Scheme
 from specdec_ref.quantization.source import Source
 from specdec_ref.quantization.tensors import EMBEDDING
 
-ALPHAS = tuple(i / 20 for i in range(20))
-CLIPS = tuple(1 - i / 20 for i in range(1, 11))
+ALPHAS = tuple(i / 10 for i in range(10))
+CLIPS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
 _UNCLIPPED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 """Queries and keys multiply each other: the error of one alone says little about clipping it (as in the paper's code)."""
 
