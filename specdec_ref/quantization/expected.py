@@ -42,7 +42,9 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         def add(a: list[float], b: list[float]) -> list[float]:
             width = max(len(a), len(b))
-            return [x + y for x, y in zip(a + [0.0] * (width - len(a)), b + [0.0] * (width - len(b)), strict=True)]
+            return [
+                x + y for x, y in zip(a + [0.0] * (width - len(a)), b + [0.0] * (width - len(b)), strict=True)
+            ]
 
         return Counts(
             self.emitted + other.emitted,
@@ -74,7 +76,9 @@ def expected_rounds(accept: Sequence[float], k: int, budget: int) -> Counts:
                 break
             judged[slot] += reach
             accepted[slot] += reach * accept[at]
-            begins[at + 1] += reach * (1 - accept[at])  # the correction is this token; the next round begins after it
+            begins[at + 1] += reach * (
+                1 - accept[at]
+            )  # the correction is this token; the next round begins after it
             reach *= accept[at]
         else:
             at = start + min(k, budget - 1 - start)
