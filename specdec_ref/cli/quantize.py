@@ -18,7 +18,12 @@ Example: specdec quantize --model draft --scheme awq --bits 4 --group 32 --out b
 
 def run(
     model: Annotated[str, typer.Option(help="A model's name, folder or hub id.")] = "smollm2-135m",
-    scheme: Annotated[str, typer.Option(help="rtn (round to nearest) or awq (activation-aware).")] = "awq",
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="rtn (round to nearest), awq (activation-aware), or awq-gptq (and error feedback)."
+        ),
+    ] = "awq",
     bits: Annotated[int, typer.Option(help="Bits per weight of the layers' linears: 2 to 8.")] = 4,
     group: Annotated[str, typer.Option(help="Weights per scale: 32, 64, 128, or channel.")] = "32",
     out: Annotated[Path | None, typer.Option(help="The file to write.", dir_okay=False)] = None,
@@ -52,13 +57,13 @@ def run(
         raise UsageError(f"unknown scheme {scheme!r}", where="--scheme", fix=f"use {' or '.join(METHODS)}")
     size = parse_group(group)
     recipe = Recipe(
-        "awq" if scheme == "awq" else "rtn",
+        scheme,
         Scheme(bits, size, not asymmetric),
         scheme_for(embedding_bits, size),
         scheme_for(embedding_bits if head_bits is None else head_bits, size),
     )
     source = open_source(model)
-    texts = calibration_ids(source, calibration) if recipe.method == "awq" else []
+    texts = calibration_ids(source, calibration) if recipe.method != "rtn" else []
 
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty():

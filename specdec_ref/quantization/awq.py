@@ -66,11 +66,13 @@ class Adjusted:
         tensors: float32 by name without the layer's prefix; channels are rescaled.
         clips: weight name -> [out, groups] share of each group's range that its grid spans.
         alphas: place -> the alpha that was best; 0 is plain rounding.
+        grams: weight name -> Gram matrix of the inputs it reads after rescaling.
     """
 
     tensors: dict[str, Tensor]
     clips: dict[str, Tensor] = field(default_factory=dict)
     alphas: dict[str, float] = field(default_factory=dict)
+    grams: dict[str, Tensor] = field(default_factory=dict)
 
 
 def output_error(difference: Tensor, gram: Tensor) -> Tensor:
@@ -161,6 +163,7 @@ def adjust(
             rescale(layer.tensors, place, scale, config)
         divided = inputs[place.name].divided(to_columns(place, scale, config))
         for name in place.readers:
+            layer.grams[name] = divided.gram
             if name not in _UNCLIPPED:
                 layer.clips[name] = search_clip(layer.tensors[name], divided, scheme)
     return layer

@@ -15,6 +15,7 @@ from specdec_ref.errors import CheckpointError
 from specdec_ref.files import atomic_file
 from specdec_ref.quantization.awq import adjusted_layers, rounded_layers
 from specdec_ref.quantization.container import SealedWriter
+from specdec_ref.quantization.feedback import quantize_with_feedback
 from specdec_ref.quantization.file import COMPANION, FORMAT, VERSION
 from specdec_ref.quantization.grid import quantize
 from specdec_ref.quantization.recipe import CODES, MINIMUM, SCALE, Recipe, layout_bytes
@@ -59,7 +60,7 @@ def quantize_to_file(
         source: the model.
         recipe: what to do to it.
         out: the file to write.
-        calibration: token sequences for AWQ; not used otherwise.
+        calibration: token sequences for AWQ and GPTQ; not used by plain rounding.
         progress: told about every finished layer.
 
     Raises:
@@ -79,17 +80,18 @@ def quantize_to_file(
         "tokenizer_sha256": source.tokenizer_sha256 or "",
     }
     layers = (
-        adjusted_layers(source, recipe, calibration) if recipe.method == "awq" else rounded_layers(source)
+        rounded_layers(source) if recipe.method == "rtn" else adjusted_layers(source, recipe, calibration)
     )
     with atomic_file(out, needs=layout_bytes(layout)) as part, SealedWriter(part, layout, metadata) as writer:
         for name, data in files.items():
             writer.write(name, data)
         for name in tensor_shapes(config):
             if not name.startswith(LAYERS):
-                _write(writer, recipe, name, source.take(name), None)
+                _write(writer, recipe, name, source.take(name))
         for index, layer in enumerate(layers):
             for name, tensor in layer.tensors.items():
-                _write(writer, recipe, layer_prefix(index) + name, tensor, layer.clips.get(name))
+                gram = layer.grams.get(name) if recipe.method == "awq-gptq" else None
+                _write(writer, recipe, layer_prefix(index) + name, tensor, layer.clips.get(name), gram)
             if progress is not None:
                 progress(index + 1, config.num_hidden_layers)
     parameters = sum(torch.Size(shape).numel() for shape in tensor_shapes(config).values())
@@ -97,7 +99,14 @@ def quantize_to_file(
     return Report(out, out.stat().st_size, held, 8 * held / parameters)
 
 
-def _write(writer: SealedWriter, recipe: Recipe, name: str, tensor: Tensor, clip: Tensor | None) -> None:
+def _write(
+    writer: SealedWriter,
+    recipe: Recipe,
+    name: str,
+    tensor: Tensor,
+    clip: Tensor | None = None,
+    gram: Tensor | None = None,
+) -> None:
     scheme = recipe.scheme_of(name, tuple(tensor.shape))
     if scheme is None:
         plain = tensor.to(recipe.plain_dtype(name, tuple(tensor.shape)))
@@ -107,7 +116,11 @@ def _write(writer: SealedWriter, recipe: Recipe, name: str, tensor: Tensor, clip
         return
     for first in range(0, len(tensor), _ROWS):
         rows = slice(first, first + _ROWS)
-        part = quantize(tensor[rows], scheme, clip=None if clip is None else clip[rows], where=name)
+        share = None if clip is None else clip[rows]
+        if gram is None:
+            part = quantize(tensor[rows], scheme, clip=share, where=name)
+        else:
+            part = quantize_with_feedback(tensor[rows], gram, scheme, clip=share, where=name)
         writer.write_rows(name + CODES, first, part.packed())
         writer.write_rows(name + SCALE, first, part.scale)
         if part.minimum is not None:

@@ -60,7 +60,9 @@ class RoundedKVCache(KVCache):
     ) -> None:
         held = {"fp16": torch.float16, "int8": torch.int8}
         if precision not in held:
-            raise UsageError(f"unknown cache precision {precision!r}", fix=f"use one of: {', '.join(PRECISIONS)}")
+            raise UsageError(
+                f"unknown cache precision {precision!r}", fix=f"use one of: {', '.join(PRECISIONS)}"
+            )
         super().__init__(config, capacity, held[precision])
         self.precision, self.dtype = precision, dtype
         self.key_scale = self.value_scale = None
@@ -76,7 +78,9 @@ class RoundedKVCache(KVCache):
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, int]:
         """As `KVCache.layer`; the two are stand-ins that round on writing."""
-        keys = _Rounded(self.keys[index], None if self.key_scale is None else self.key_scale[index], self.dtype)
+        keys = _Rounded(
+            self.keys[index], None if self.key_scale is None else self.key_scale[index], self.dtype
+        )
         values = _Rounded(
             self.values[index], None if self.value_scale is None else self.value_scale[index], self.dtype
         )
@@ -92,7 +96,9 @@ class RoundedKVCache(KVCache):
 
 def bytes_per_token(config: ModelConfig, precision: Precision) -> int:
     """Bytes of cache that every token of context takes."""
-    per_head = {"fp32": 4 * config.head_dim, "fp16": 2 * config.head_dim, "int8": config.head_dim + 2}[precision]
+    per_head = {"fp32": 4 * config.head_dim, "fp16": 2 * config.head_dim, "int8": config.head_dim + 2}[
+        precision
+    ]
     return 2 * config.num_hidden_layers * config.num_key_value_heads * per_head
 
 

@@ -15,8 +15,8 @@ from specdec_ref.quantization.packing import packed_bytes
 from specdec_ref.quantization.scheme import PER_CHANNEL, Scheme
 from specdec_ref.quantization.tensors import EMBEDDING, HEAD, HEAD_IDS, tensor_shapes
 
-Method = Literal["rtn", "awq"]
-METHODS: tuple[Method, ...] = ("rtn", "awq")
+Method = Literal["rtn", "awq", "awq-gptq"]
+METHODS: tuple[Method, ...] = ("rtn", "awq", "awq-gptq")
 
 CODES, SCALE, MINIMUM = ".codes", ".scale", ".minimum"
 """What the three tensors of a quantized weight add to its name."""
@@ -31,7 +31,8 @@ class Recipe:
     ranking of all tokens) and in a small draft most of the bytes.
 
     Attributes:
-        method: `rtn`, round to nearest; or `awq`, activation-aware scaling and clipping of the body first.
+        method: `rtn`, round to nearest; `awq`, activation-aware scaling and clipping of the body first; or `awq-gptq`, the
+            same and then rounding with error feedback.
         body: grid of all linears in the layers; None: float16.
         embedding: grid of the token embedding and, where the two are tied, of the head; None: float16.
         head: grid of an untied head; None: float16.
@@ -47,7 +48,7 @@ class Recipe:
             raise UsageError(
                 f"unknown scheme {self.method!r}", where="scheme", fix=f"use {' or '.join(METHODS)}"
             )
-        if self.method == "awq" and self.body is None:
+        if self.method != "rtn" and self.body is None:
             raise UsageError("AWQ needs bits for the body to be rounded to", where="bits")
 
     def scheme_of(self, name: str, shape: tuple[int, ...]) -> Scheme | None:

@@ -22,6 +22,7 @@ from specdec_ref.quantization.awq import (
 from specdec_ref.quantization.calibration import calibration_file, calibration_ids
 from specdec_ref.quantization.channels import PLACES, degridded, rescale, scale_width
 from specdec_ref.quantization.convert import quantize_to_file
+from specdec_ref.quantization.feedback import quantize_with_feedback
 from specdec_ref.quantization.recipe import recipe
 from specdec_ref.quantization.source import Source
 from specdec_ref.quiet import silence_libraries
@@ -233,3 +234,38 @@ def test_a_bad_calibration_file_is_one_clear_error(tmp_path: Any, content: str, 
     path.write_text(content)
     with pytest.raises(UsageError, match=says):
         calibration_ids(open_source("nano-target"), path)
+
+
+@pytest.mark.parametrize("scheme", [Scheme(3), Scheme(4), Scheme(4, 32, False), Scheme(3, 0)], ids=str)
+def test_error_feedback_halves_the_error_on_the_same_grid(scheme: Scheme) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 96, generator=generator)
+    x = torch.randn(600, 96, generator=generator) @ torch.randn(96, 96, generator=generator)
+    gram = Inputs.of(x).gram
+    plain, better = quantize(weight, scheme), quantize_with_feedback(weight, gram, scheme)
+    assert torch.equal(plain.scale, better.scale) and better.codes.dtype == torch.uint8
+    assert int(better.codes.max()) < scheme.levels
+    errors = [float(output_error(q.dequantize() - weight, gram).sum()) for q in (plain, better)]
+    assert errors[1] < 0.65 * errors[0]
+
+
+def test_error_feedback_is_plain_rounding_where_inputs_do_not_correlate() -> None:
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    feedback = quantize_with_feedback(weight, torch.eye(64), Scheme(4))
+    assert (feedback.codes != quantize(weight, Scheme(4)).codes).float().mean() < 1e-3
+
+
+def test_error_feedback_survives_inputs_that_are_never_there() -> None:
+    gram = torch.zeros(64, 64)
+    gram[:8, :8] = torch.eye(8)
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.isfinite(quantize_with_feedback(weight, gram, Scheme(3)).dequantize()).all()
+    assert torch.isfinite(quantize_with_feedback(weight, torch.zeros(64, 64), Scheme(3)).dequantize()).all()
+
+
+def test_awq_with_feedback_is_closer_still(tmp_path: Any) -> None:
+    source, held_out, kl = tiny_source(), random_texts(seed=9), {}
+    for method in ("awq", "awq-gptq"):
+        quantize_to_file(source, recipe(method, 3), tmp_path / method, calibration=random_texts(20))  # type: ignore[arg-type]
+        kl[method] = kl_of(source, checkpoints.load(tmp_path / method).model, held_out)
+    assert kl["awq-gptq"] < 0.9 * kl["awq"]

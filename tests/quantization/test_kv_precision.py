@@ -55,11 +55,19 @@ def test_entries_are_the_same_written_one_by_one_or_together(precision: Precisio
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_speculative_decoding_stays_lossless_on_a_rounded_cache(precision: Precision, temperature: float) -> None:
+def test_speculative_decoding_stays_lossless_on_a_rounded_cache(
+    precision: Precision, temperature: float
+) -> None:
     target = tiny_decoder(3)
     drafter = ModelDrafter(runner_with_kv(perturbed(target, 4), 64, precision), 31)
     plain, fast = (
-        run(runner_with_kv(target, 64, precision), *more, PROMPT, max_new_tokens=40, sampling=Sampling(temperature))
+        run(
+            runner_with_kv(target, 64, precision),
+            *more,
+            PROMPT,
+            max_new_tokens=40,
+            sampling=Sampling(temperature),
+        )
         for run, more in ((autoregressive, ()), (speculative, (drafter,)))
     )  # type: ignore[operator]
     assert fast.telemetry.accepted > 0
