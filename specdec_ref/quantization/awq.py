@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from specdec_ref.errors import UsageError
 from specdec_ref.model import Layer, ModelConfig, rope_table
 from specdec_ref.quantization.channels import PLACES, Place, from_columns, rescale, to_columns
-from specdec_ref.quantization.grid import quantize
+from specdec_ref.quantization.grid import rounded
 from specdec_ref.quantization.recipe import Recipe
 from specdec_ref.quantization.scheme import Scheme
 from specdec_ref.quantization.source import Source
@@ -109,8 +109,8 @@ def search_scale(
         columns = scale if place is None or config is None else to_columns(place, scale, config)
         error = 0.0
         for weight in weights:
-            rounded = quantize(weight * columns, scheme).dequantize() / columns
-            error += float(output_error(rounded - weight, inputs.gram).sum())
+            difference = rounded(weight * columns, scheme).div_(columns).sub_(weight)
+            error += float(output_error(difference, inputs.gram).sum())
         if best is None or error < best[0]:
             best = (error, scale, alpha)
     assert best is not None
@@ -132,13 +132,13 @@ def search_clip(weight: Tensor, inputs: Inputs, scheme: Scheme) -> Tensor:
         by_group = difference.view(len(weight), -1, size).transpose(0, 1)  # [groups, out, size]
         return ((by_group @ blocks) * by_group).sum(-1).T
 
-    plain = quantize(weight, scheme).dequantize() - weight
+    plain = rounded(weight, scheme) - weight
     best, lowest = torch.ones(len(weight), len(blocks)), group_error(plain)
     for clip in CLIPS:
         share = torch.full_like(best, clip)
-        error = group_error(quantize(weight, scheme, clip=share).dequantize() - weight)
+        error = group_error(rounded(weight, scheme, clip=share) - weight)
         best, lowest = torch.where(error < lowest, share, best), torch.minimum(error, lowest)
-    clipped = quantize(weight, scheme, clip=best).dequantize() - weight
+    clipped = rounded(weight, scheme, clip=best) - weight
     better = output_error(clipped, inputs.gram) < output_error(plain, inputs.gram)
     return torch.where(better[:, None], best, torch.ones_like(best))
 

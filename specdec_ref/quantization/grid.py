@@ -94,23 +94,40 @@ def quantize(
             "a weight is NaN or infinite", where=where, fix="take a sound copy of the model"
         )
     grouped = weight.float().view(len(weight), -1, size)
-    share = torch.ones(()) if clip is None else clip
-    low, high = grouped.amin(-1) * share, grouped.amax(-1) * share  # [out, groups]
-    minimum = None
+    scale, minimum = _grid(grouped, scheme, clip)
+    if not torch.isfinite(scale).all() or (minimum is not None and not torch.isfinite(minimum).all()):
+        raise CheckpointError(f"a weight is too large for {scheme.scale_dtype} scales", where=where)
+    codes = _steps(grouped, scale, minimum, scheme).add_(scheme.offset).to(torch.uint8)
+    return QuantizedTensor(codes.flatten(1), scale, minimum, scheme)
+
+
+def rounded(weight: Tensor, scheme: Scheme, *, clip: Tensor | None = None) -> Tensor:
+    """`quantize(weight, scheme, clip=clip).dequantize()`, bit for bit, without the integers: for searches over many grids."""
+    grouped = weight.float().view(len(weight), -1, scheme.group_size(weight.shape[1]))
+    scale, minimum = _grid(grouped, scheme, clip)
+    weight = _steps(grouped, scale, minimum, scheme).mul_(scale.float()[..., None])
+    if minimum is not None:
+        weight += minimum.float()[..., None]
+    return weight.flatten(1)
+
+
+def _grid(grouped: Tensor, scheme: Scheme, clip: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scale and minimum [out, groups], as they are stored, of weights [out, groups, size]."""
+    low, high = grouped.aminmax(dim=-1)
+    if clip is not None:
+        low, high = low * clip, high * clip
     if scheme.symmetric:
         scale = torch.maximum(-low, high) / (scheme.levels / 2 - 0.5)
-        scale = scale.clamp(min=_SMALLEST_SCALE).to(scheme.scale_dtype)
-        steps = grouped * (1.0 / scale.float())[..., None] + scheme.offset
-    else:
-        scale = ((high - low) / (scheme.levels - 1)).clamp(min=_SMALLEST_SCALE).to(scheme.scale_dtype)
-        minimum = low.to(scheme.scale_dtype)
-        if not torch.isfinite(minimum).all():
-            raise CheckpointError("a weight is too large for a float16 minimum", where=where)
-        steps = (grouped - minimum.float()[..., None]) * (1.0 / scale.float())[..., None]
-    if not torch.isfinite(scale).all():
-        raise CheckpointError(f"a weight is too large for a {scheme.scale_dtype} scale", where=where)
-    codes = steps.round_().clamp_(0, scheme.levels - 1).to(torch.uint8)
-    return QuantizedTensor(codes.flatten(1), scale, minimum, scheme)
+        return scale.clamp(min=_SMALLEST_SCALE).to(scheme.scale_dtype), None
+    scale = ((high - low) / (scheme.levels - 1)).clamp(min=_SMALLEST_SCALE).to(scheme.scale_dtype)
+    return scale, low.to(scheme.scale_dtype)
+
+
+def _steps(grouped: Tensor, scale: Tensor, minimum: Tensor | None, scheme: Scheme) -> Tensor:
+    """Nearest grid points as whole numbers, symmetric ones with their sign; a new float tensor like `grouped`."""
+    steps = grouped if minimum is None else grouped - minimum.float()[..., None]
+    steps = steps * (1.0 / scale.float())[..., None]
+    return steps.round_().clamp_(-scheme.offset, scheme.levels - 1 - scheme.offset)
 
 
 def relative_error(weight: Tensor, quantized: QuantizedTensor) -> float:

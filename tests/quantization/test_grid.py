@@ -16,6 +16,7 @@ from specdec_ref.quantization import (
     quantize,
     relative_error,
 )
+from specdec_ref.quantization.grid import rounded
 from specdec_ref.quiet import silence_libraries
 from tests.helpers.properties import examples
 
@@ -44,6 +45,9 @@ def test_every_weight_goes_to_the_nearest_grid_point(scheme: Scheme) -> None:
     nearest = (points - weight[..., None]).abs().amin(-1)
     error = (quantized.dequantize() - weight).abs()
     torch.testing.assert_close(error, nearest, atol=1e-5, rtol=1e-4)
+    assert torch.equal(rounded(weight, scheme), quantized.dequantize())
+    clip = torch.full(quantized.scale.shape, 0.7)
+    assert torch.equal(rounded(weight, scheme, clip=clip), quantize(weight, scheme, clip=clip).dequantize())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
