@@ -6,6 +6,7 @@ Each target precision writes its own texts once, greedily and at temperature 1; 
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -250,9 +251,10 @@ class QuantBench:
 
     def draft_alone(self, q: Quantized) -> dict[str, Any]:
         """A quantized draft against the full-precision draft, on the full-precision target's texts."""
-        kl = self._draft_reference().compare(q.model)[1]
+        kl = self._draft_reference.compare(q.model)[1]
         return self.described("draft", self.draft, q) | {"kl": kl} | self.judged(q.model, self.full_texts)
 
+    @functools.cached_property
     def _draft_reference(self) -> Reference:
         return Reference(self.full_draft, [text.ids for text in self.full_texts.sampled])
 
@@ -283,7 +285,8 @@ class QuantBench:
         ]
         for source, used, bits in [*cases, (self.target, q4_1, 4), (self.twin, q4_1, 4)]:
             q = self.quantized(source, used, bits)
-            yield self.described("target", source, q) | self.quality(q.model)
+            perplexity, kl = self.reference.compare(q.model)
+            yield self.described("target", source, q) | {"perplexity": perplexity, "kl": kl}
         for bits in (3, 4):
             kinds: list[Method] = ["rtn", "awq", "awq-gptq"]
             for method in kinds:

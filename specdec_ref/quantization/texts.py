@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -109,8 +110,8 @@ def acceptance_of(draft: Decoder, text: Written, *, greedy: bool) -> list[float]
     tokens = torch.tensor(text.tokens)
     if greedy:
         return (head_ids[logits.argmax(-1)] == tokens).double().tolist()
-    row = torch.searchsorted(head_ids, tokens).clamp(max=len(head_ids) - 1)
-    q = logits.float().softmax(-1).gather(1, row[:, None])[:, 0] * (head_ids[row] == tokens)
+    row, said = _rows_of(tokens, draft, logits.shape[1])
+    q = logits.float().softmax(-1).gather(1, row[:, None])[:, 0] * said
     return (q.double() / torch.tensor(text.p, dtype=torch.float64)).clamp(max=1).tolist()
 
 
@@ -140,9 +141,12 @@ class Reference:
 
     @torch.no_grad()
     def compare(self, other: Decoder) -> tuple[float, float]:
-        """(perplexity of `other` on the texts, mean KL divergence of it from the reference in nats per token)."""
+        """(perplexity of `other` on the texts, its mean KL divergence from the reference in nats per token).
+
+        Two models with the same reduced head are compared over its rows, and perplexity leaves out tokens it lacks.
+        """
         loss = divergence = 0.0
-        count = 0
+        positions = scored = 0
         for text, mine in zip(self.texts, self._hidden, strict=True):
             theirs = other.hidden_states(text[:-1])
             for first in range(0, len(mine), self._BLOCK):
@@ -150,14 +154,14 @@ class Reference:
                 p = F.log_softmax(self.model.logits(mine[block]).float(), -1)
                 q = F.log_softmax(other.logits(theirs[block]).float(), -1)
                 divergence += float((p.exp() * (p - q)).sum(dtype=torch.float64))
-                loss -= float(self._of_text(q, text[1:][block], other).sum(dtype=torch.float64))
-                count += len(p)
-        return float(torch.tensor(loss / count).exp()), divergence / count
+                row, said = _rows_of(text[1:][block], other, q.shape[1])
+                loss -= float((q.gather(1, row[:, None])[:, 0] * said).sum(dtype=torch.float64))
+                positions, scored = positions + len(p), scored + int(said.sum())
+        return math.exp(loss / scored), max(0.0, divergence / positions)
 
-    @staticmethod
-    def _of_text(log_q: Tensor, tokens: Tensor, model: Decoder) -> Tensor:
-        if model.head_ids is None:
-            return log_q.gather(1, tokens[:, None])[:, 0]
-        # A reduced head gives no probability to other tokens; perplexity is over those it can say.
-        row = torch.searchsorted(model.head_ids, tokens).clamp(max=len(model.head_ids) - 1)
-        return log_q.gather(1, row[:, None])[:, 0] * (model.head_ids[row] == tokens)
+
+def _rows_of(tokens: Tensor, model: Decoder, rows: int) -> tuple[Tensor, Tensor]:
+    """The row of the head [T] that stands for each token, and whether there is one: a reduced head lacks some."""
+    head_ids = torch.arange(rows) if model.head_ids is None else model.head_ids
+    row = torch.searchsorted(head_ids, tokens).clamp(max=len(head_ids) - 1)
+    return row, head_ids[row] == tokens
