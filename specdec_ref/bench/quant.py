@@ -170,9 +170,7 @@ class QuantBench:
         s = self.settings
         if embedding_bits is None:
             embedding_bits = s.draft_embedding_bits if bits <= 4 else 8
-        return recipe(
-            "awq" if method == "awq" and bits < 8 else "rtn", bits, s.group, embedding_bits=embedding_bits
-        )
+        return recipe(method if bits < 8 else "rtn", bits, s.group, embedding_bits=embedding_bits)
 
     def quantized(self, source: Source, used: Recipe, bits: int) -> Quantized:
         """Quantize into a real file, load that file, and delete it."""
