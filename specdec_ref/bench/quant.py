@@ -43,6 +43,7 @@ class Settings:
         target, draft: model names or folders.
         draft_bits, target_bits: the grid; 16 stands for float16.
         group: weights per scale.
+        method: of everything below 8 bits; 8 bits are rounded to nearest, which nothing improves on.
         draft_embedding_bits: of a draft of at most 4 bits: its embedding is most of its bytes.
         per_class: prompts of each class.
         new_tokens: of every text.
@@ -57,7 +58,8 @@ class Settings:
     draft_bits: tuple[int, ...] = (3, 4, 8, 16)
     target_bits: tuple[int, ...] = (4, 6, 8, 16)
     group: int = 32
-    draft_embedding_bits: int = 4
+    method: Method = "awq-gptq"
+    draft_embedding_bits: int = 6
     per_class: int = 2
     new_tokens: int = 96
     held_out: int | None = None
@@ -133,7 +135,7 @@ class QuantBench:
         grid: list[dict[str, Any]] = []
         targets: list[dict[str, Any]] = []
         for bits in s.target_bits:
-            used = recipe("awq" if bits < 8 else "rtn", bits, s.group)
+            used = recipe(s.method if bits < 8 else "rtn", bits, s.group)
             target = self.quantized(self.twin, used, bits)
             self.say(f"target {used}: quality and texts")
             quality = self.quality(target.model)
@@ -161,22 +163,32 @@ class QuantBench:
             report["embedding"] = list(self.embeddings())
             report["kv"] = list(self.kv())
             self.say("phone-scale files")
-            wanted = [("draft", 3, 4), ("draft", 4, 4), ("target", 4, 8), ("target", 6, 8)]
+            wanted = [("draft", 3, 6), ("draft", 4, 5), ("target", 4, 8), ("target", 6, 8)]
             report["phone"] = [phone.measure(role, bits, embedding) for role, bits, embedding in wanted]
         return report
 
-    def draft_recipe(self, bits: int, method: Method = "awq", embedding_bits: int | None = None) -> Recipe:
+    def draft_recipe(
+        self, bits: int, method: Method | None = None, embedding_bits: int | None = None
+    ) -> Recipe:
         """How a draft of so many bits is quantized."""
         s = self.settings
         if embedding_bits is None:
             embedding_bits = s.draft_embedding_bits if bits <= 4 else 8
-        return recipe(method if bits < 8 else "rtn", bits, s.group, embedding_bits=embedding_bits)
+        return recipe(
+            (method or s.method) if bits < 8 else "rtn", bits, s.group, embedding_bits=embedding_bits
+        )
 
     def quantized(self, source: Source, used: Recipe, bits: int) -> Quantized:
         """Quantize into a real file, load that file, and delete it."""
         self.say(f"{source.name}: {used}")
         path = self.folder / "model.safetensors"
-        quantize_to_file(source, used, path, calibration=self.calibration[source.name])
+        quantize_to_file(
+            source,
+            used,
+            path,
+            calibration=self.calibration[source.name],
+            known=self.known.setdefault(source.name, {}),
+        )
         file = QuantizedFile(path, seal=False)
         model = checkpoints.load(path).model
         found = Quantized(used, bits, model, file.nbytes, file.resident_bytes)
@@ -272,15 +284,14 @@ class QuantBench:
         return {"prompts": 3, "texts_identical": same, "tau_real": real.tau, "tau_computed": computed.tau}
 
     def schemes(self, measured: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Round-to-nearest against AWQ at equal bits, and the trap of a target that is on a grid already."""
-        yield from (row for row in measured if row["recipe"]["method"] == "awq")
+        """Round-to-nearest, AWQ and AWQ with feedback at equal bits, and the trap of a target that is on a grid already."""
+        yield from (row for row in measured if row["recipe"]["method"] != "rtn")
         eight = scheme_for(8)
         q4_1 = Recipe("rtn", Scheme(4, 32, symmetric=False), eight, eight)
         group = self.settings.group
-        methods: list[tuple[Method, int]] = [("awq", 3), ("rtn", 3), ("rtn", 4), ("rtn", 6), ("awq-gptq", 3)]
-        cases = [
-            (self.twin, recipe(method, bits, group), bits) for method, bits in [*methods, ("awq-gptq", 4)]
-        ]
+        missing: list[tuple[Method, int]] = [(self.settings.method, 3)]
+        missing += [(method, bits) for bits in (3, 4, 6) for method in ("rtn", "awq")]
+        cases = [(self.twin, recipe(method, bits, group), bits) for method, bits in missing]
         for source, used, bits in [*cases, (self.target, q4_1, 4), (self.twin, q4_1, 4)]:
             q = self.quantized(source, used, bits)
             perplexity, kl = self.reference.compare(q.model)
@@ -294,7 +305,7 @@ class QuantBench:
     def embeddings(self) -> Iterator[dict[str, Any]]:
         """The draft's embedding, which is also its head, at several widths; the body at 4 bits."""
         for bits in (3, 4, 6, 8):
-            yield self.draft_alone(self.quantized(self.draft, self.draft_recipe(4, "awq", bits), 4))
+            yield self.draft_alone(self.quantized(self.draft, self.draft_recipe(4, None, bits), 4))
 
     def kv(self) -> Iterator[dict[str, Any]]:
         """Cache precision alone: full-precision weights, real speculative runs."""

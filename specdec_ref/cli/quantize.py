@@ -13,7 +13,7 @@ from specdec_ref.errors import UsageError
 
 HELP = """Quantize a model into one file; `--target FILE` and `--draft FILE` of the other commands take it.
 
-Example: specdec quantize --model draft --scheme awq --bits 4 --group 32 --out build/draft-4.safetensors"""
+Example: specdec quantize --model draft --scheme awq-gptq --bits 4 --group 32 --out build/draft-4.safetensors"""
 
 
 def run(

@@ -178,6 +178,7 @@ def adjusted_layers(
         source: the model.
         recipe: whose `body` is the grid.
         calibration: token sequences; their activations decide scales and clipping.
+        known: statistics by layer, kept there for quantizing the same model again with other bits; empty at first.
 
     Raises:
         UsageError: there is no calibration text.
@@ -198,7 +199,12 @@ def adjusted_layers(
     del embedding
     for index in range(config.num_hidden_layers):
         tensors = source.layer(index)
-        hidden, inputs = run_layer(tensors, config, hidden)
+        if known is not None and index in known:
+            inputs = known[index]
+        else:
+            hidden, inputs = run_layer(tensors, config, hidden)
+        if known is not None:
+            known[index] = inputs
         yield adjust(tensors, inputs, recipe.body, config)
 
 

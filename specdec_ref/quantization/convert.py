@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec_ref.errors import CheckpointError
 from specdec_ref.files import atomic_file
-from specdec_ref.quantization.awq import adjusted_layers, rounded_layers
+from specdec_ref.quantization.awq import Inputs, adjusted_layers, rounded_layers
 from specdec_ref.quantization.container import SealedWriter
 from specdec_ref.quantization.feedback import quantize_with_feedback
 from specdec_ref.quantization.file import COMPANION, FORMAT, VERSION
@@ -52,6 +52,7 @@ def quantize_to_file(
     out: Path,
     *,
     calibration: Sequence[Sequence[int]] = (),
+    known: dict[int, dict[str, Inputs]] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Quantize a model into one file; whatever stood at `out` stays if anything goes wrong.
@@ -61,6 +62,7 @@ def quantize_to_file(
         recipe: what to do to it.
         out: the file to write.
         calibration: token sequences for AWQ and GPTQ; not used by plain rounding.
+        known: statistics of the calibration texts by layer, filled in here and used again; see `awq.adjusted_layers`.
         progress: told about every finished layer.
 
     Raises:
@@ -80,7 +82,9 @@ def quantize_to_file(
         "tokenizer_sha256": source.tokenizer_sha256 or "",
     }
     layers = (
-        rounded_layers(source) if recipe.method == "rtn" else adjusted_layers(source, recipe, calibration)
+        rounded_layers(source)
+        if recipe.method == "rtn"
+        else adjusted_layers(source, recipe, calibration, known)
     )
     with atomic_file(out, needs=layout_bytes(layout)) as part, SealedWriter(part, layout, metadata) as writer:
         for name, data in files.items():

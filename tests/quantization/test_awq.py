@@ -269,3 +269,13 @@ def test_awq_with_feedback_is_closer_still(tmp_path: Any) -> None:
         quantize_to_file(source, recipe(method, 3), tmp_path / method, calibration=random_texts(20))  # type: ignore[arg-type]
         kl[method] = kl_of(source, checkpoints.load(tmp_path / method).model, held_out)
     assert kl["awq-gptq"] < 0.9 * kl["awq"]
+
+
+def test_statistics_are_gathered_once_and_give_the_same_file(tmp_path: Any) -> None:
+    source = tiny_source()
+    known: dict[int, dict[str, Inputs]] = {}
+    quantize_to_file(source, recipe("awq", 6), tmp_path / "six", calibration=random_texts(), known=known)
+    assert sorted(known) == [0, 1]
+    quantize_to_file(source, recipe("awq", 3), tmp_path / "again", calibration=random_texts(), known=known)
+    quantize_to_file(source, recipe("awq", 3), tmp_path / "fresh", calibration=random_texts())
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "fresh").read_bytes()
