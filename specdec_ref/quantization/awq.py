@@ -170,7 +170,10 @@ def adjust(
 
 
 def adjusted_layers(
-    source: Source, recipe: Recipe, calibration: Sequence[Sequence[int]]
+    source: Source,
+    recipe: Recipe,
+    calibration: Sequence[Sequence[int]],
+    known: dict[int, dict[str, Inputs]] | None = None,
 ) -> Iterator[Adjusted]:
     """AWQ, layer by layer: one layer of the model is in memory at a time.
 
