@@ -116,9 +116,13 @@ class QuantBench:
             loaded.tokenizer.chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in kept
         ]
         self.held_out = held_out_ids(loaded.tokenizer, settings.held_out)
-        self.calibration = {source.name: calibration_ids(source) for source in (self.target, self.draft)} | {
-            self.twin.name: calibration_ids(self.target)
+        texts = calibration_ids(self.target)
+        self.calibration = {
+            self.target.name: texts,
+            self.twin.name: texts,
+            self.draft.name: calibration_ids(self.draft),
         }
+        self.known: dict[str, dict[int, dict[str, Inputs]]] = {}
 
     def run(self) -> dict[str, Any]:
         """Run everything and return the JSON of `specdec bench quant` (without its header)."""
