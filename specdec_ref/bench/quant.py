@@ -22,6 +22,7 @@ from specdec_ref.drafters import ModelDrafter
 from specdec_ref.model import Decoder
 from specdec_ref.prompts import Prompt
 from specdec_ref.quantization import phone
+from specdec_ref.quantization.awq import Inputs
 from specdec_ref.quantization.calibration import calibration_ids
 from specdec_ref.quantization.channels import degridded
 from specdec_ref.quantization.convert import quantize_to_file
