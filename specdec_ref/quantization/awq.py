@@ -32,7 +32,6 @@ from specdec_ref.quantization.tensors import EMBEDDING
 
 ALPHAS = tuple(i / 10 for i in range(10))
 CLIPS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
-_GIANT = 4.0
 _UNCLIPPED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 """Queries and keys multiply each other: the error of one alone says little about clipping it (as in the paper's code)."""
 
@@ -53,16 +52,6 @@ class Inputs:
     def of(cls, x: Tensor) -> Inputs:
         """x [tokens, in] float32."""
         return cls(x.T @ x / len(x), x.abs().mean(0))
-
-    @classmethod
-    def of_tokens(cls, x: Tensor) -> Inputs:
-        """As `of`, but no token counts for more than `_GIANT` times the median one.
-
-        The first token of a text, which attention uses as a place to rest, has activations hundreds of times larger than
-        any other in a few layers. Squared, it would be all that a mean over tokens sees.
-        """
-        norm = x.norm(dim=1, keepdim=True)
-        return cls.of(x * (_GIANT * norm.median() / norm.clamp(min=1e-12)).clamp(max=1))
 
     def divided(self, columns: Tensor) -> Inputs:
         """Of the activations divided by `columns` [in]."""
@@ -255,4 +244,4 @@ def run_layer(
     cos, sin = rope_table(config, longest, hidden[0])
     mask = torch.full((longest, longest), -torch.inf).triu(1)
     after = [layer(x, cos[: len(x)], sin[: len(x)], mask[: len(x), : len(x)], None) for x in hidden]
-    return after, {name: Inputs.of_tokens(torch.cat(found)) for name, found in seen.items()}
+    return after, {name: Inputs.of(torch.cat(found)) for name, found in seen.items()}
