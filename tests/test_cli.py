@@ -44,7 +44,18 @@ def assert_refused(result: subprocess.CompletedProcess[str], code: int, says: st
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["doctor"], ["fetch"], ["demo"], ["generate"], ["bench"], ["bench", "reference"]]
+    "command",
+    [
+        [],
+        ["doctor"],
+        ["fetch"],
+        ["demo"],
+        ["generate"],
+        ["bench"],
+        ["bench", "reference"],
+        ["bench", "quant"],
+        ["quantize"],
+    ],
 )
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
     result = specdec(*command, "--help")

@@ -108,8 +108,8 @@ def load(name_or_path: str | Path, dtype: torch.dtype = torch.float32, *, quiet:
 
     Args:
         name_or_path: "smollm2-135m" (the default target, fetched on first use), "draft" or another folder's name under
-            `assets/models`, the path of a folder, or a hub id as `organisation/model`. Names win; write `./draft` for a
-            folder of that name.
+            `assets/models`, the path of a folder or of a file made by `specdec quantize`, or a hub id as
+            `organisation/model`. Names win; write `./draft` for a folder of that name.
         dtype: type of weights and activations: float32, float64, bfloat16 or float16.
         quiet: show no progress if it has to be fetched.
 
@@ -121,25 +121,38 @@ def load(name_or_path: str | Path, dtype: torch.dtype = torch.float32, *, quiet:
         raise UsageError(
             f"cannot compute in {dtype}", where="dtype", fix="use float32, float64, bfloat16 or float16"
         )
+    if str(name_or_path) not in names() and Path(name_or_path).expanduser().is_file():
+        from specdec_ref.quantization.file import QuantizedFile
+
+        packed = QuantizedFile(Path(name_or_path).expanduser().absolute())
+        with packed.companions() as folder:
+            return _assemble(packed, folder, packed.path, packed.path.stem, dtype)
     folder, name = _find(name_or_path, refresh=False, quiet=quiet)
-    where = str(folder / "config.json")
+    return _assemble(None, folder, folder, name, dtype)
+
+
+def _assemble(
+    tensors: FolderTensors | None, folder: Path, shown: Path, name: str, dtype: torch.dtype
+) -> LoadedModel:
+    """Build a model from its tensors (default: the folder's) and settings; `shown` is what the user knows as its place."""
+    where = str(shown)
     raw = read_json(folder / "config.json")
     if raw.get("model_type") == FEATURE_DRAFT:
         raise CheckpointError(
             "this draft reads its target's hidden states: it is no model of its own",
-            where=str(folder),
+            where=where,
             fix="give it as the draft of the target it was trained with",
         )
-    config = parse_config(raw, where=where)
-    tensors = FolderTensors(folder)
-    check_head_ids(tensors, config, where=str(folder))
-    model = Decoder(config).to(dtype).load_weights(tensors, where=str(folder)).eval()
+    config = parse_config(raw, where=str(folder / "config.json") if shown == folder else where)
+    tensors = FolderTensors(folder) if tensors is None else tensors
+    check_head_ids(tensors, config, where=where)
+    model = Decoder(config).to(dtype).load_weights(tensors, where=where).eval()
     tensors.check_all_used(config)
     tokenizer = Tokenizer.from_folder(folder) if _has_tokenizer(folder) else None
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}",
-            where=str(folder),
+            where=where,
             fix="tokenizer.json and config.json are not of the same model",
         )
     eos_ids, bos_id = _special_ids(folder, raw, tokenizer)
@@ -150,8 +163,8 @@ def load(name_or_path: str | Path, dtype: torch.dtype = torch.float32, *, quiet:
         eos_ids,
         bos_id,
         name,
-        _source(folder),
-        folder,
+        _source(folder) if shown == folder else f"quantized file {shown.name}",
+        folder if shown == folder else shown.parent,
         section if isinstance(section, dict) else {},
     )
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from specdec_ref.cli import bench, demo, distill, doctor, export, fetch, generate
+from specdec_ref.cli import bench, demo, distill, doctor, export, fetch, generate, quantize
 from specdec_ref.errors import SpecdecError, UsageError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("doctor", help=doctor.HELP)(doctor.run)
 app.command("fetch", help=fetch.HELP)(fetch.run)
 app.command("demo", help=demo.HELP)(demo.run)
 app.command("generate", help=generate.HELP)(generate.run)
+app.command("quantize", help=quantize.HELP)(quantize.run)
 app.add_typer(bench.app, name="bench")
 app.add_typer(distill.app, name="distill")
 app.add_typer(export.app, name="export")

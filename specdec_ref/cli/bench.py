@@ -100,3 +100,41 @@ def drafts(
     print_report(report)
     if json is not None:
         write_json(json, report)
+
+
+QUANT_HELP = """Every pair of draft and target precisions: bytes, perplexity, KL and acceptance (no timings).
+
+Example: specdec bench quant --json build/quant_grid.json"""
+
+
+@app.command("quant", help=QUANT_HELP)
+def quant(
+    json: Json = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="4 and 16 bits, one prompt per class, no studies: a smoke test.")
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A .jsonl file or a folder of them; default: the kit's own.")
+    ] = None,
+    target: Target = "smollm2-135m",
+    draft: Annotated[str, typer.Option(help="Draft model: a name or a folder.")] = "draft",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Run the quantization benchmark."""
+    check_writable(json)
+    import sys
+
+    from specdec_ref.bench.quant import Settings, print_report, run_quant
+    from specdec_ref.prompts import load_prompts
+
+    settings = Settings(target=target, draft=draft, seed=seed)
+    if quick:
+        settings = Settings(
+            target, draft, (4, 16), (4, 16), per_class=1, new_tokens=24, held_out=2, studies=False, seed=seed
+        )
+    report = header(seed) | run_quant(
+        load_prompts(prompts), settings, lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    print_report(report)
+    if json is not None:
+        write_json(json, report)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_ref.cli.options import Context, DraftName, Json, Target, check_writable, dtype_of, write_json
+from specdec_ref.cli.options import (
+    Context,
+    DraftName,
+    Json,
+    Target,
+    check_writable,
+    model_and_dtype,
+    write_json,
+)
 from specdec_ref.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ def run(
     chat: Annotated[Path | None, typer.Option(help="A JSON list of {role, content} messages.")] = None,
     target: Target = "smollm2-135m",
     draft: DraftName = "draft",
-    target_precision: Annotated[str, typer.Option(help="fp32, bf16 or fp64.")] = "fp32",
+    target_precision: Annotated[str, typer.Option(help="fp32, bf16, fp64, or a quantized file.")] = "fp32",
     draft_precision: Annotated[str | None, typer.Option(help="Default: the target's.")] = None,
     context: Context = 2048,
     lookahead: Annotated[str, typer.Option(help="K, or auto: off where it does not pay.")] = "4",
@@ -66,11 +74,13 @@ def run(
         raise UsageError(f"unknown verifier {verifier!r}", fix=f"use one of: {', '.join(VERIFIERS)}")
     sampling = Sampling(temperature, top_k, top_p, min_p)
     policy = parse_lookahead(lookahead)
+    big, dtype = model_and_dtype(target, target_precision)
+    small, draft_dtype = model_and_dtype(draft, draft_precision) if draft_precision else (draft, None)
     pair = load_pair(
-        target,
-        draft,
-        dtype=dtype_of(target_precision),
-        draft_dtype=dtype_of(draft_precision) if draft_precision else None,
+        big,
+        small,
+        dtype=dtype,
+        draft_dtype=draft_dtype,
         context=context,
     )
     ids = (

@@ -41,6 +41,17 @@ def dtype_of(precision: str) -> torch.dtype:
     return names[precision]
 
 
+def model_and_dtype(model: str, precision: str) -> tuple[str, torch.dtype]:
+    """A model and its precision as options -> what to load and what to compute in; a quantized file stands for the model.
+
+    Raises:
+        UsageError: neither a precision's name nor a file.
+    """
+    if precision not in PRECISIONS and Path(precision).expanduser().is_file():
+        return precision, dtype_of("fp32")
+    return model, dtype_of(precision)
+
+
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write `data` atomically: the old file stays if anything goes wrong.
 
