@@ -29,7 +29,7 @@ CLANG_FORMAT := .venv/bin/clang-format
 CPP = $(wildcard $(addprefix assets/runtime/core/,include/specdec/*.h src/*.h src/*.cc) \
       $(addprefix tests/runtime/core/,*.h *.cc *.c))
 
-.PHONY: help setup demo lab test test-fast test-mobile test-peers lint format docs bench native refresh student lock offline-bundle clean
+.PHONY: help setup demo lab test test-fast test-mobile test-peers lint format docs bench native results refresh student lock offline-bundle clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -61,7 +61,7 @@ test-peers: setup $(PEERS) ## comparisons with other systems (builds llama.cpp o
 $(PEERS): | setup
 	@rm -rf $@.part && mkdir -p $@.part
 	CMAKE_ARGS="$(PEERS_CMAKE_ARGS)" $(PY) -m pip install -q --no-deps --target $@.part $(PEER_PACKAGES) || { \
-	  echo "test-peers: $(PEER_PACKAGES) could not be built: it needs PyPI or WHEELS, and a C++ compiler" >&2; exit 1; }
+	  echo "test-peers: $(PEER_PACKAGES) could not be built: it needs PyPI and a C++ compiler" >&2; exit 1; }
 	@mv $@.part $@
 
 lint: setup ## code style, types and notebook rules; changes nothing
@@ -88,8 +88,15 @@ native: setup ## build the mobile runtime's core for this machine, in build/nati
 	$(CMAKE) -S assets/runtime/core -B build/native -DCMAKE_BUILD_TYPE=Release
 	$(CMAKE) --build build/native --parallel
 
-refresh: setup ## make everything generated anew: golden vectors, then the outputs of the notebooks
+results: setup ## measure what the notebooks quote, into assets/results (50 minutes, with nothing else running)
+	.venv/bin/specdec bench reference --json assets/results/reference.json
+	.venv/bin/specdec bench drafts --json assets/results/drafts.json
+	.venv/bin/specdec bench quant --json assets/results/quant_grid.json
+
+refresh: setup ## make everything generated anew: golden vectors, results, then the outputs of the notebooks
 	$(PY) -m specdec_ref.golden
+	$(PY) -m specdec_ref.export.unicode_tables
+	$(MAKE) results
 	$(PY) -m specdec_ref.teaching.execute notebooks
 
 student: setup ## make the learner's and the teacher's copies of the notebooks

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec_ref.errors import CheckpointError
+from specdec_ref.errors import CheckpointError, UsageError
 from specdec_ref.kv_cache import KVCache
 from specdec_ref.linear import Linear, small_linear
 from specdec_ref.model import Layer, ModelConfig, Norm, Stack
@@ -74,6 +74,16 @@ class FeatureDraft(Stack):
     def dtype(self) -> torch.dtype:
         """The floating-point type that weights and activations have."""
         return self.head.weight.dtype
+
+    def check_fits(self, target: Stack) -> None:
+        """Raise `UsageError` unless this target has the blocks that the draft reads, in its width."""
+        c, t = self.config, target.config
+        if t.hidden_size != c.target_width or max(c.taps) > t.num_hidden_layers:
+            raise UsageError(
+                f"the draft reads features of width {c.target_width} after {max(c.taps)} blocks, the target has "
+                f"{t.num_hidden_layers} blocks of width {t.hidden_size}",
+                fix="use the target that the draft was trained with",
+            )
 
     def feature(self, tapped: Tensor) -> Tensor:
         """Fuse what the target's taps gave.

@@ -99,6 +99,8 @@ class Runner:
         """
         if self._taps not in ((), tuple(taps)):
             raise UsageError(f"features after blocks {self._taps} are kept already, not {tuple(taps)}")
+        if self.length and not self._taps:
+            raise UsageError("the model holds tokens whose features were not kept", fix="reset it first")
         width = len(taps) * self.model.config.hidden_size
         self._taps = tuple(taps)
         self._features = torch.empty(self.capacity, width, dtype=self.model.dtype)

@@ -40,12 +40,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def all_threads(one_thread: None) -> None:
-    """As many torch threads as outside the tests, for a test that measures speed."""
-    torch.set_num_threads(THREADS)
-
-
-@pytest.fixture
 def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh `SPECDEC_HOME`, no wheel folder, and a pip that has no index."""
     home = tmp_path / "home"

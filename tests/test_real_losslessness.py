@@ -27,7 +27,7 @@ from tests.helpers.greedy_agreement import (
     with_wrong_rollback,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0), pytest.mark.usefixtures("all_threads")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 TOKENS, TOKENS_FLOAT64 = 10, 14
 

@@ -20,7 +20,7 @@ from specdec_ref.distill.config import EvalConfig
 from specdec_ref.distill.evaluate import QUOTED, Job, choose_prompts, measure, summarise
 from specdec_ref.distill.progress import rounded
 from specdec_ref.distill.texts import Prompt
-from specdec_ref.drafters import Drafter, FeatureDrafter, PromptLookup
+from specdec_ref.drafters import Drafter, FeatureDrafter, ModelDrafter, PromptLookup
 from specdec_ref.drafters.base import Request
 from specdec_ref.errors import UsageError
 from specdec_ref.feature_draft import FeatureDraft
@@ -146,7 +146,7 @@ def _figures(
 
 
 def _model_of(pair: Pair) -> Decoder | FeatureDraft:
-    if pair.draft is not None:
+    if pair.draft is not None and isinstance(pair.drafter, ModelDrafter):
         return pair.draft.model
     if isinstance(pair.drafter, FeatureDrafter):
         return pair.drafter.model

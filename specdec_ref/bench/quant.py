@@ -286,7 +286,12 @@ class QuantBench:
             real += run.telemetry
             same += run.tokens == text.tokens
             computed += self.counts(draft.model, [text], greedy=True)
-        return {"prompts": 3, "texts_identical": same, "tau_real": real.tau, "tau_computed": computed.tau}
+        return {
+            "prompts": len(texts.greedy[:3]),
+            "texts_identical": same,
+            "tau_real": real.tau,
+            "tau_computed": computed.tau,
+        }
 
     def schemes(self, measured: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Round-to-nearest, AWQ and AWQ with feedback at equal bits, and the trap of a target that is on a grid already."""

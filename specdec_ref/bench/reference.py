@@ -128,7 +128,7 @@ def run_reference(prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
 
 def _side(settings: Settings, dtype: torch.dtype, pilot: list[Prompt]) -> Side:
     pair = load_pair(settings.target, settings.draft, dtype=dtype, context=1024)
-    if pair.draft is None and settings.draft not in ("lookup", "none"):
+    if pair.draft is None and settings.draft != "lookup":
         raise UsageError(
             f"the cost of a step of {settings.draft!r} is not measured here",
             fix="name a draft model, or lookup",

@@ -113,7 +113,9 @@ def machine() -> dict[str, Any]:
 def header(seed: int) -> dict[str, Any]:
     """The fields that every benchmark file carries."""
     return {
-        "command": " ".join(["specdec", *sys.argv[1:]]),
+        "command": " ".join(
+            ["specdec", *(Path(word).name if "/" in word else word for word in sys.argv[1:])]
+        ),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "versions": versions(),

@@ -80,6 +80,7 @@ def speculate(
     wide.hidden(padded, zero)
     drafting: PlainDrafting | FeatureDrafting
     if isinstance(draft, FeatureDraft):
+        draft.check_fits(target)
         drafting = FeatureDrafting(draft, wide, capacity, padded, lookahead)
     else:
         drafting = PlainDrafting(draft, capacity, padded)

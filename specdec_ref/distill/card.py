@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_ref.distill.config import DraftConfig
+from specdec_ref.distill.config import CONFIGS, DraftConfig, load_config
 from specdec_ref.model import ModelConfig
 
 
@@ -59,8 +60,8 @@ def model_card(
         "",
         _training(trained),
         "",
-        f"    specdec distill data  --config {run.get('name', 'h200')}",
-        f"    specdec distill train --config {run.get('name', 'h200')}",
+        f"    specdec distill data  {_options(run)}",
+        f"    specdec distill train {_options(run)}",
         "",
         "## Acceptance on prompts that training never saw",
         "",
@@ -158,3 +159,21 @@ def _acceptance(figures: Mapping[str, Any], evaluated: Mapping[str, Any]) -> lis
 
 def _cell(row: Mapping[str, Any] | None) -> str:
     return "–" if row is None else f"{row['tau']:.2f} ({row['ci'][0]:.2f} to {row['ci'][1]:.2f})"
+
+
+def _options(run: Mapping[str, Any]) -> str:
+    """The options that make this run again: its named configuration, and what differs from it."""
+    name = str(run.get("name", "h200"))
+    changes = _changes(load_config(name).to_json(), run) if name in CONFIGS else {}
+    return f"--config {name}" + (f" --set '{json.dumps(changes)}'" if changes else "")
+
+
+def _changes(named: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for key, value in run.items():
+        if isinstance(value, Mapping) and isinstance(named.get(key), Mapping):
+            if inner := _changes(named[key], value):
+                changes[key] = inner
+        elif key in named and value != named[key] and key != "target":  # the target is --target's
+            changes[key] = value
+    return changes

@@ -264,6 +264,13 @@ def _override(config: T, changes: Mapping[str, Any], path: str) -> T:
                 f"there is no field {path + key!r}", where="--set", fix=f"fields: {', '.join(sorted(known))}"
             )
         old = getattr(config, key)
+        fits = Mapping if is_dataclass(old) else (list, tuple) if isinstance(old, tuple) else type(old)
+        if isinstance(old, float):
+            fits = (int, float)
+        if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(old, bool)):
+            raise UsageError(
+                f"{path + key!r} cannot be {value!r}", where="--set", fix=f"its default is {_plain(old)}"
+            )
         if is_dataclass(old) and isinstance(value, Mapping):
             value = _override(old, value, f"{path}{key}.")
         elif key == "drafts":
@@ -275,8 +282,21 @@ def _override(config: T, changes: Mapping[str, Any], path: str) -> T:
 
 
 def draft_config(values: Mapping[str, Any]) -> DraftConfig:
-    """A draft from its JSON form."""
-    return DraftConfig(**{key: _tuples(value) for key, value in values.items()})
+    """A draft from its JSON form.
+
+    Raises:
+        UsageError: a field is missing or unknown.
+    """
+    try:
+        return DraftConfig(**{key: _tuples(value) for key, value in values.items()})
+    except (TypeError, AttributeError) as error:
+        raise UsageError(f"not a draft: {error}", where="drafts") from error
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(
+        asdict(value) if is_dataclass(value) and not isinstance(value, type) else value, default=asdict
+    )
 
 
 def _tuples(value: Any) -> Any:

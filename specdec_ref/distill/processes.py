@@ -33,7 +33,7 @@ def resolve_texts(
 ) -> Texts:
     """The run's `Texts`: the given file, else `out/texts.json`, else encoded now and kept there."""
     kept = out / "texts.json"
-    if accelerator.is_main_process and not kept.exists():
+    if accelerator.is_main_process and (given or not kept.exists()):
         texts = Texts.load(given) if given else target_texts(target or config.target)
         texts.save(kept)
     accelerator.wait_for_everyone()

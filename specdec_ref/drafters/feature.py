@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from specdec_ref.acceptance import Draft
 from specdec_ref.drafters.base import Request
-from specdec_ref.errors import UsageError
 from specdec_ref.feature_draft import FeatureDraft
 from specdec_ref.kv_cache import KVCache
 from specdec_ref.rng import Purpose
@@ -35,12 +34,7 @@ class FeatureDrafter:
 
     def __init__(self, model: FeatureDraft, target: Runner) -> None:
         c = model.config
-        if target.model.config.hidden_size != c.target_width or max(c.taps) > len(target.model.layers):
-            raise UsageError(
-                f"the draft reads features of width {c.target_width} after {max(c.taps)} blocks, the target has "
-                f"{len(target.model.layers)} blocks of width {target.model.config.hidden_size}",
-                fix="use the target that the draft was trained with",
-            )
+        model.check_fits(target.model)
         target.keep_features(c.taps)
         self.model, self.target = model, target
         self.vocab_size = target.vocab_size

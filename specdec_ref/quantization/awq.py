@@ -181,7 +181,7 @@ def adjusted_layers(
         source: the model.
         recipe: whose `body` is the grid.
         calibration: token sequences; their activations decide scales and clipping.
-        known: statistics by layer, kept there for quantizing the same model again with other bits; empty at first.
+        known: statistics by layer, kept there for quantizing the same model again with other bits; empty or complete.
 
     Raises:
         UsageError: there is no calibration text.
@@ -200,9 +200,10 @@ def adjusted_layers(
         )
     hidden = [F.embedding(text, embedding).float() for text in texts]
     del embedding
+    complete = known is not None and len(known) == config.num_hidden_layers
     for index in range(config.num_hidden_layers):
         tensors = source.layer(index)
-        if known is not None and index in known:
+        if known is not None and complete:
             inputs = known[index]
         else:
             hidden, inputs = run_layer(tensors, config, hidden)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from specdec_ref.linear import small_linear
@@ -59,18 +58,3 @@ class QuantizedLinear(nn.Module):
         """Shown by `print(model)`."""
         row = packed_bytes(self.in_features, self.scheme.bits)
         return f"{self.in_features} -> {self.out_features}, {self.scheme}, {row} bytes a row"
-
-
-def pack_linears(model: nn.Module, weights: dict[str, QuantizedTensor]) -> nn.Module:
-    """Replace linears of a model by `QuantizedLinear`s, in place.
-
-    Args:
-        model: holds modules with `weight` and `bias`.
-        weights: module path (as in `named_modules`) -> its quantized weight.
-    """
-    for path, weight in weights.items():
-        parent, _, name = path.rpartition(".")
-        old = model.get_submodule(path)
-        bias = old.bias if isinstance(old.bias, torch.Tensor) else None
-        setattr(model.get_submodule(parent), name, QuantizedLinear(weight, bias))
-    return model

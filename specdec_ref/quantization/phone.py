@@ -49,6 +49,11 @@ def peak_rss(process: Any) -> int:
     """Most memory this process has held, in bytes."""
     if sys.platform == "win32":
         return int(process.memory_info().peak_wset)
+    try:  # `ru_maxrss` survives exec on Linux: a child of a large parent would be charged with the parent's peak
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        pass
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -135,7 +135,7 @@ def frontier(drafts: Sequence[Mapping[str, Any]], v4: float) -> Figure:
                 ax.annotate(f"{speed:g}x", (0.002, speed * v4), xytext=(0, 3), textcoords="offset points")
         for index, draft in enumerate(drafts):
             for key, low_high, filled in (("tau_greedy_k4", "greedy", True), ("tau_t1_k4", "t1", False)):
-                low, high = draft["ci"][low_high]
+                low, high = draft["ci"][low_high] or (draft[key], draft[key])
                 ax.errorbar(
                     draft["c_measured"],
                     draft[key],

@@ -57,7 +57,7 @@ def built(kind: str, *options: str) -> Path:
     """Folder of the core and its tests, built with these CMake options; later builds only redo what changed."""
     assert has_compiler(), "no C++ compiler: install g++ or clang (Debian, Ubuntu: sudo apt install g++)"
     folder = BUILD / f"core-{kind}"
-    run(tool("cmake"), "-S", SOURCE, "-B", folder, *options)
+    run(tool("cmake"), "-S", SOURCE, "-B", folder, "-DSPECDEC_WERROR=ON", *options)
     run(tool("cmake"), "--build", folder, "--parallel", str(os.cpu_count() or 1))
     return folder
 

@@ -1,4 +1,4 @@
-"""The exercise machinery, and the checks of notebooks 00, 01, 04 and 05: the reference passes, wrong answers do not."""
+"""The exercise machinery, and the checks of notebooks 00, 01, 04, 05 and 06: the reference passes, wrong answers do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec_ref.teaching import checks_00, checks_01, checks_04, checks_05
+from specdec_ref.teaching import checks_00, checks_01, checks_04, checks_05, checks_06
 from specdec_ref.teaching.exercise import ExerciseError, check, exercise_test, expect
 
 
@@ -159,6 +159,38 @@ def distance_not_halved(p: Any, q: Any) -> Any:
     return 1 - (p - q).abs().sum(-1).mean()
 
 
+def too_many_steps(weights: Any, bits: int) -> Any:
+    low, step = weights.min(), (weights.max() - weights.min()) / 2**bits
+    return low + step * ((weights - low) / step).round() if step else weights
+
+
+def rounds_down(weights: Any, bits: int) -> Any:
+    low, step = weights.min(), (weights.max() - weights.min()) / (2**bits - 1)
+    return low + step * ((weights - low) / step).floor() if step else weights
+
+
+def symmetric_grid(weights: Any, bits: int) -> Any:
+    step = weights.abs().max() / (2 ** (bits - 1))
+    return step * (weights / step).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def divides_by_zero(weights: Any, bits: int) -> Any:
+    low, step = weights.min(), (weights.max() - weights.min()) / (2**bits - 1)
+    return low + step * ((weights - low) / step).round()
+
+
+def codes_only(bits: int, group: int, symmetric: bool) -> float:
+    return float(bits)
+
+
+def no_minimum(bits: int, group: int, symmetric: bool) -> float:
+    return bits + 16 / group
+
+
+def wide_scales(bits: int, group: int, symmetric: bool) -> float:
+    return bits + (32 if symmetric else 64) / group
+
+
 WRONG = [
     (checks_00.test_tokens_per_pass, [emitted_without_correction, always_one_more, drafted_counts]),
     (checks_00.test_stream_text, [ignores_half_characters, shows_replacement, waits_for_the_end]),
@@ -168,6 +200,8 @@ WRONG = [
     (checks_04.test_best_lookahead, [most_tokens, free_verification, always_speculates]),
     (checks_05.test_distillation_loss, [reversed_kl, mean_over_tokens_too, summed_over_rows, hard_labels]),
     (checks_05.test_acceptance, [argmax_agreement, same_draw, distance_not_halved]),
+    (checks_06.test_round_to_grid, [too_many_steps, rounds_down, symmetric_grid, divides_by_zero]),
+    (checks_06.test_bits_per_weight, [codes_only, no_minimum, wide_scales]),
 ]
 
 

@@ -139,7 +139,9 @@ void memory_stays_flat_over_ten_thousand_tokens() {
   };
   setup.engine.generate(request);
   check(seen == 10'000 && first == last, "no allocation");
+#ifdef __linux__  // elsewhere there is no /proc to ask
   check(early > 0 && late < early + (1 << 20), "only what was set aside is touched: below 1 MiB");
+#endif
 }
 
 void budgets_are_exact() {
@@ -218,6 +220,9 @@ void cancelling() {
           done.tokens.size() == static_cast<std::size_t>(after));
     check(done.telemetry.emitted == after && !setup.engine.poisoned());
   }
+  cancel = true;  // before the drafter has begun: its passes are those of another text
+  done = setup.engine.generate(request);
+  check(done.tokens.empty() && done.telemetry.draft_passes == 0);
 }
 
 void a_cap_from_outside_holds_from_the_next_round() {

@@ -349,8 +349,6 @@ specdec_status specdec_generate(specdec_engine* engine, const int32_t* prompt, s
   return guard([&] {
     need(engine != nullptr && options != nullptr, "the engine or the options");
     const Use use(engine->busy);
-    engine->last = {};
-    engine->rounds = 0;
     const auto policy = make_policy(*options);
     Request request;
     request.prompt = span_of(prompt, prompt_count, "the prompt");
@@ -366,6 +364,8 @@ specdec_status specdec_generate(specdec_engine* engine, const int32_t* prompt, s
     request.stop_when =
         make_stop(options->tokenizer == nullptr ? nullptr : &options->tokenizer->tokenizer, *options);
     if (on_token != nullptr) request.on_token = [=](Token token) { return on_token(user, token) != 0; };
+    engine->last = {};
+    engine->rounds = 0;
     engine->last = engine->engine.generate(request);
     engine->rounds = engine->engine.trace().rounds().size();
   });

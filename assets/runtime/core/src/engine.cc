@@ -60,7 +60,7 @@ Generation Engine::generate(const Request& request) {
     }
   }
   poisoned_ = false;
-  const std::int64_t draft_passes = request.drafter != nullptr ? request.drafter->passes() : 0;
+  const std::int64_t draft_passes = drafting_ ? request.drafter->passes() : 0;
   return {generated(), finish_reason_, Telemetry::of(trace_, draft_passes), seconds(prefilled - start),
           seconds(Clock::now() - prefilled)};
 }
@@ -70,7 +70,7 @@ void Engine::begin(const Request& request) {
   const auto space = target_.capacity() - static_cast<std::int32_t>(request.prompt.size());
   room_ = std::min(request.max_new_tokens, space);
   when_full_ = request.max_new_tokens <= space ? FinishReason::kLength : FinishReason::kContext;
-  finished_ = false;
+  finished_ = drafting_ = false;
   if (room_ == 0) finish(when_full_);
 
   const bool drafts = request.drafter != nullptr;
@@ -99,6 +99,7 @@ void Engine::prefill(const Request& request) {
   }
   if (request.drafter != nullptr) {
     request.drafter->begin(request.prompt, static_cast<std::int32_t>(request.prompt.size()) + room_);
+    drafting_ = true;
   }
 }
 

@@ -97,6 +97,7 @@ class Engine {
   FinishReason when_full_ = FinishReason::kLength;  // why the text ends when there is no room left
   FinishReason finish_reason_ = FinishReason::kLength;
   bool finished_ = false;
+  bool drafting_ = false;  // this generation's drafter has begun
   Trace trace_;
   Draft draft_;
   Judge judge_;
