@@ -24,8 +24,12 @@ LLAMA_CPP := 0.3.36
 PEERS := build/peers/llama-cpp-$(LLAMA_CPP)
 PEER_PACKAGES := llama-cpp-python==$(LLAMA_CPP) diskcache==5.6.3
 PEERS_CMAKE_ARGS := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF
+CMAKE := .venv/bin/cmake
+CLANG_FORMAT := .venv/bin/clang-format
+CPP = $(wildcard $(addprefix assets/runtime/core/,include/specdec/*.h src/*.h src/*.cc) \
+      $(addprefix tests/runtime/core/,*.h *.cc *.c))
 
-.PHONY: help setup demo lab test test-fast test-peers lint format docs bench refresh student lock offline-bundle clean
+.PHONY: help setup demo lab test test-fast test-mobile test-peers lint format docs bench native refresh student lock offline-bundle clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -40,11 +44,15 @@ lab: setup ## open the notebooks in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=notebooks
 
 test: setup ## all tests, then every notebook run and compared with its stored outputs
-	$(PYTEST) -m "not peers and not browser" tests
+	$(PYTEST) -m "not peers and not browser and not mobile" tests
 	$(PYTEST) $(NBVAL) notebooks
 
 test-fast: setup ## the tests that need neither the real model nor patience
-	$(PYTEST) -m "not slow and not peers and not browser" tests
+	$(PYTEST) -m "not slow and not peers and not browser and not mobile" tests
+
+test-mobile: setup ## build the mobile runtime and run its tests: here, under sanitizers, and for a phone's processor
+	@.ci/mobile_toolchain.sh
+	$(PYTEST) -m mobile tests
 
 test-peers: setup $(PEERS) ## comparisons with other systems (builds llama.cpp once, in build/peers: some minutes)
 	PYTHONPATH=$(CURDIR)/$(PEERS) $(PYTEST) -m peers tests
@@ -61,10 +69,12 @@ lint: setup ## code style, types and notebook rules; changes nothing
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy specdec_ref
 	$(PY) -m specdec_ref.teaching.lint_notebooks notebooks
+	$(CLANG_FORMAT) --dry-run -Werror $(CPP)
 
 format: setup ## put code and notebooks into the common format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(CLANG_FORMAT) -i $(CPP)
 
 docs: setup ## build the site in docs/_build/html from the executed notebooks
 	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -73,6 +83,10 @@ docs: setup ## build the site in docs/_build/html from the executed notebooks
 bench: setup ## measure both decoders on this machine, into build/bench_reference.json
 	@mkdir -p build
 	.venv/bin/specdec bench reference --json build/bench_reference.json
+
+native: setup ## build the mobile runtime's core for this machine, in build/native
+	$(CMAKE) -S assets/runtime/core -B build/native -DCMAKE_BUILD_TYPE=Release
+	$(CMAKE) --build build/native --parallel
 
 refresh: setup ## make everything generated anew: golden vectors, then the outputs of the notebooks
 	$(PY) -m specdec_ref.golden

@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec_ref.errors import CacheError
 
 if TYPE_CHECKING:
+    from specdec_ref.kv_pool import KVPool
     from specdec_ref.model import ModelConfig
 
 
@@ -28,6 +29,8 @@ class KVCache:
         config: the model whose shapes it must fit.
         capacity: most tokens it can hold.
         dtype: element type; float32 unless the model runs in another.
+        pool: where the memory comes from (the arena called `arena`, of just this shape); None: memory of its own.
+        arena: "target" or "draft".
 
     Attributes:
         keys: [layers, G, capacity, E].
@@ -35,12 +38,28 @@ class KVCache:
         length: tokens that count; set it back with `truncate`.
     """
 
-    def __init__(self, config: ModelConfig, capacity: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        pool: KVPool | None = None,
+        arena: str = "target",
+    ) -> None:
         if capacity < 1:
             raise CacheError(f"a cache needs room for at least one token, got capacity {capacity}")
         shape = (config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
+        if pool is None:
+            self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        else:
+            self.keys, self.values = pool.tensors(arena)
+            if self.keys.shape != shape or self.keys.dtype != dtype:
+                raise CacheError(
+                    f"the arena is {self.keys.dtype} {[*self.keys.shape]}, the model needs {dtype} {[*shape]}",
+                    where=f"KV pool, arena {arena!r}",
+                    fix="make its ArenaSpec with `ArenaSpec.of`",
+                )
         self.capacity = capacity
         self.length = 0
         self._writing = False

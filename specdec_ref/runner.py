@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_ref.errors import CacheError, UsageError
 from specdec_ref.kv_cache import KVCache
+from specdec_ref.kv_pool import KVPool
 from specdec_ref.model import Decoder
 
 
@@ -64,16 +65,25 @@ class Runner:
         model: the decoder; its dtype is the cache's.
         context: capacity in tokens (clipped to the positions the model was trained for).
         vocab_size: real vocabulary; logits beyond it (padding rows of the head) are cut off. Default: all rows.
+        pool: where the cache's memory comes from (its arena called `arena`); None: memory of its own.
         chunk: tokens per prefill pass. Bounds the memory of a long prompt (its attention scores grow with chunk x length).
     """
 
     def __init__(
-        self, model: Decoder, context: int = 2048, *, vocab_size: int | None = None, chunk: int = 256
+        self,
+        model: Decoder,
+        context: int = 2048,
+        *,
+        vocab_size: int | None = None,
+        chunk: int = 256,
+        pool: KVPool | None = None,
+        arena: str = "target",
     ) -> None:
         if context < 1:
             raise UsageError(f"context must be at least 1 token, got {context}")
         self.model = model
-        self.cache = KVCache(model.config, min(context, model.config.max_position_embeddings), model.dtype)
+        capacity = min(context, model.config.max_position_embeddings)
+        self.cache = KVCache(model.config, capacity, model.dtype, pool=pool, arena=arena)
         self.vocab_size = vocab_size or model.config.vocab_size
         self.chunk = chunk
         self._taps: tuple[int, ...] = ()
