@@ -1,45 +1,60 @@
-"""A decoder written for a compiler: what `Decoder` computes, in operators that all end in one partition per layer.
+"""A decoder cut at its attentions, written for a compiler.
 
-XNNPACK takes a run of operators as one call if it knows each of them. So between two attentions there is nothing that it
-does not know for a dynamic number of tokens: no slice (gate and up are two products), no mean over the width (a product
-with a constant row of 1/D), no reshape. A layer is two calls: one delegate, one `specdec::kv_attention`.
+XNNPACK takes a run of operators as one call if it knows each of them. So the pieces between two attentions hold nothing
+that it does not know for a dynamic number of tokens: no slice (gate and up are two products), no mean over the width (a
+product with a constant row of 1/D), no reshape. A layer is then two calls: one delegate, one `specdec::kv_attention`.
+
+    First:  x -> qkv                          attention's input of layer 0
+    Middle: x, attended -> x, qkv             the rest of layer i, attention's input of layer i + 1
+    Last:   x, attended -> logits             the rest of the last layer, final norm, head: for the wanted rows only
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec_ref.export.executorch import op as _op  # registers the operator
-from specdec_ref.model import Decoder, Layer, Norm, rope_table
+from specdec_ref.export.executorch.linear import Precision, linear
+from specdec_ref.export.executorch.op import kv_attention  # registers the operator
+from specdec_ref.model import Decoder, Layer, ModelConfig, Norm, rope_table
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "kv_attention"]
 
-assert _op
+Piece = Callable[..., "Tensor | tuple[Tensor, Tensor]"]
 
 
 class Graph(nn.Module):
-    """Token ids and the KV pool in, logits out; weights are shared with the decoder it is made from.
+    """Token ids and the KV pool in, logits out. Float weights are shared with the decoder it is made from.
 
     Args:
         model: a decoder in float32.
         context: most positions it can be run at (rows of the rotary table).
+        body: precision of the layers' matrices.
+        head: precision of the output head.
+        embedding_int8: whether the embedding table is kept as 8-bit codes with a scale per row.
     """
 
-    def __init__(self, model: Decoder, context: int) -> None:
+    def __init__(
+        self, model: Decoder, context: int, body: Precision, head: Precision, *, embedding_int8: bool
+    ) -> None:
         super().__init__()
         c = self.config = model.config
         cos, sin = rope_table(c, context, model.embed)
         half = c.head_dim // 2
         self.register_buffer("cos", cos[:, :half].contiguous())
         self.register_buffer("sin", sin[:, half:].contiguous())
-        self.embed = Embedding(model.embed)
-        self.layers = nn.ModuleList(
-            GraphLayer(layer, index) for index, layer in enumerate(model.layers) if isinstance(layer, Layer)
+        self.embed = Embedding(model.embed, int8=embedding_int8)
+        layers = [layer for layer in model.layers if isinstance(layer, Layer)]
+        self.first = First(layers[0], body)
+        self.middle = nn.ModuleList(
+            Middle(layer, after, body) for layer, after in zip(layers, layers[1:], strict=False)
         )
-        self.norm = GraphNorm(model.norm)
-        self.head = _linear(model.embed if model.head is None else model.head.weight)
+        weight = model.embed if model.head is None else model.head.weight
+        self.last = Last(layers[-1], model.norm, linear(weight, None, head), body)
+        self.head_norms = nn.ModuleList(HeadNorms(layer) for layer in layers) if c.qk_norm else None
 
     def forward(self, ids: Tensor, start: Tensor, rows: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Score tokens.
@@ -55,72 +70,102 @@ class Graph(nn.Module):
             logits [R, V], or the rows of a reduced head.
         """
         x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x, self.cos, self.sin, start, keys, values)
-        return self.head(self.norm(x[rows]))
+        (qkv,) = as_tuple(self.first(x))
+        for index, middle in enumerate(self.middle):
+            x, qkv = middle(x, self._attend(index, qkv, start, keys, values))
+        attended = self._attend(len(self.middle), qkv, start, keys, values)
+        (logits,) = as_tuple(self.last(x[rows], attended[rows]))
+        return logits
+
+    def _attend(self, index: int, qkv: Tensor, start: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.head_norms is not None:
+            qkv = self.head_norms[index](qkv)
+        heads = self.config.num_attention_heads
+        return torch.ops.specdec.kv_attention(qkv, self.cos, self.sin, start, keys, values, index, heads)
+
+
+def as_tuple(outputs: Tensor | tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
+    """A lowered piece returns a list even of one tensor."""
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
 class Embedding(nn.Module):
-    """Rows of a table, kept in float32 or as 8-bit codes with one scale per row."""
+    """Rows of a table, in float32 or as 8-bit codes, symmetric about zero, with one scale per row."""
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table: Tensor, *, int8: bool) -> None:
         super().__init__()
-        self.register_buffer("table", table.detach())
-        self.register_buffer("scale", None)
+        table = table.detach()
+        scale = None
+        if int8:
+            scale = table.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+            table = (table / scale).round().to(torch.int8)
+        self.register_buffer("table", table)
+        self.register_buffer("scale", scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [T] -> [T, D]."""
         x = self.table[ids]
         return x if self.scale is None else x.to(torch.float32) * self.scale[ids]
 
-    def to_int8(self) -> None:
-        """Round every row to 255 levels, symmetric about zero."""
-        scale = self.table.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
-        self.table = (self.table / scale).round().to(torch.int8)
-        self.scale = scale
 
+class First(nn.Module):
+    """x [T, D] -> the first layer's queries, keys and values [T, (H + 2 G) E]."""
 
-class GraphLayer(nn.Module):
-    """One transformer block."""
-
-    def __init__(self, layer: Layer, index: int) -> None:
+    def __init__(self, layer: Layer, precision: Precision) -> None:
         super().__init__()
-        c = self.config = layer.config
-        self.index = index
-        self.attention_norm = GraphNorm(layer.attention_norm)
-        self.qkv = _linear(layer.qkv.weight, layer.qkv.bias)
-        self.q_norm, self.k_norm = layer.q_norm, layer.k_norm
-        self.out = _linear(layer.out.weight, layer.out.bias)
-        self.mlp_norm = GraphNorm(layer.mlp_norm)
-        size = c.intermediate_size
-        bias = layer.gate_up.bias
-        self.gate = _linear(layer.gate_up.weight[:size], None if bias is None else bias[:size])
-        self.up = _linear(layer.gate_up.weight[size:], None if bias is None else bias[size:])
-        self.down = _linear(layer.down.weight, layer.down.bias)
+        self.norm = RmsNorm(layer.attention_norm)
+        self.qkv = linear(layer.qkv.weight, layer.qkv.bias, precision)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, start: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        """x [T, D] -> [T, D]; the other arguments as in `kv_attention`."""
-        heads = self.config.num_attention_heads
-        qkv = self._head_norms(self.qkv(self.attention_norm(x)))
-        x = x + self.out(
-            torch.ops.specdec.kv_attention(qkv, cos, sin, start, keys, values, self.index, heads)
-        )
-        h = self.mlp_norm(x)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.qkv(self.norm(x))
+
+
+class AfterAttention(nn.Module):
+    """x [T, D], attended [T, H E] -> x [T, D]: output projection and SwiGLU."""
+
+    def __init__(self, layer: Layer, precision: Precision) -> None:
+        super().__init__()
+        size, bias = layer.config.intermediate_size, layer.gate_up.bias
+        self.out = linear(layer.out.weight, layer.out.bias, precision)
+        self.norm = RmsNorm(layer.mlp_norm)
+        self.gate = linear(layer.gate_up.weight[:size], None if bias is None else bias[:size], precision)
+        self.up = linear(layer.gate_up.weight[size:], None if bias is None else bias[size:], precision)
+        self.down = linear(layer.down.weight, layer.down.bias, precision)
+
+    def forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.out(attended)
+        h = self.norm(x)
         gate = self.gate(h)
         return x + self.down(gate * torch.sigmoid(gate) * self.up(h))
 
-    def _head_norms(self, qkv: Tensor) -> Tensor:
-        if self.q_norm is None or self.k_norm is None:
-            return qkv
-        c = self.config
-        heads, groups = c.num_attention_heads, c.num_key_value_heads
-        q, k, v = qkv.unflatten(-1, (-1, c.head_dim)).split([heads, groups, groups], dim=1)
-        return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=1).flatten(1)
+
+class Middle(nn.Module):
+    """Everything between the attentions of two layers."""
+
+    def __init__(self, layer: Layer, after: Layer, precision: Precision) -> None:
+        super().__init__()
+        self.rest = AfterAttention(layer, precision)
+        self.next = First(after, precision)
+
+    def forward(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.rest(x, attended)
+        return x, self.next(x)
 
 
-class GraphNorm(nn.Module):
+class Last(nn.Module):
+    """Everything after the last attention."""
+
+    def __init__(self, layer: Layer, norm: Norm, head: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.rest = AfterAttention(layer, precision)
+        self.norm = RmsNorm(norm)
+        self.head = head
+
+    def forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        return self.head(self.norm(self.rest(x, attended)))
+
+
+class RmsNorm(nn.Module):
     """RMSNorm; the mean of squares is a product with a constant row, epsilon its bias."""
 
     def __init__(self, norm: Norm) -> None:
@@ -135,10 +180,18 @@ class GraphNorm(nn.Module):
         return x * torch.rsqrt(F.linear(x * x, self.mean, self.eps)) * self.gain
 
 
-def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    # On the meta device first: nothing is allocated or initialised that is thrown away at once.
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return linear
+class HeadNorms(nn.Module):
+    """Qwen3's norms of each query and key head. They need a reshape, so they stay outside the pieces."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        assert layer.q_norm is not None and layer.k_norm is not None
+        self.config: ModelConfig = layer.config
+        self.q_norm, self.k_norm = layer.q_norm, layer.k_norm
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """qkv [T, (H + 2 G) E] -> the same shape."""
+        c = self.config
+        heads, groups = c.num_attention_heads, c.num_key_value_heads
+        q, k, v = qkv.unflatten(-1, (-1, c.head_dim)).split([heads, groups, groups], dim=1)
+        return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=1).flatten(1)
