@@ -11,19 +11,15 @@ product with a constant row of 1/D), no reshape. A layer is then two calls: one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec_ref.export.executorch.linear import Precision, linear
 from specdec_ref.export.executorch.op import kv_attention  # registers the operator
-from specdec_ref.model import Decoder, Layer, ModelConfig, Norm, rope_table
+from specdec_ref.model import Decoder, Layer, Norm, rope_table
 
 __all__ = ["Graph", "kv_attention"]
-
-Piece = Callable[..., "Tensor | tuple[Tensor, Tensor]"]
 
 
 class Graph(nn.Module):
@@ -35,10 +31,18 @@ class Graph(nn.Module):
         body: precision of the layers' matrices.
         head: precision of the output head.
         embedding_int8: whether the embedding table is kept as 8-bit codes with a scale per row.
+        rows: of a whole output head that stand for tokens; the rest is padding and is left out.
     """
 
     def __init__(
-        self, model: Decoder, context: int, body: Precision, head: Precision, *, embedding_int8: bool
+        self,
+        model: Decoder,
+        context: int,
+        body: Precision,
+        head: Precision,
+        *,
+        embedding_int8: bool,
+        rows: int | None = None,
     ) -> None:
         super().__init__()
         c = self.config = model.config
@@ -52,9 +56,12 @@ class Graph(nn.Module):
         self.middle = nn.ModuleList(
             Middle(layer, after, body) for layer, after in zip(layers, layers[1:], strict=False)
         )
-        weight = model.embed if model.head is None else model.head.weight
+        weight = (model.embed if model.head is None else model.head.weight)[:rows]
         self.last = Last(layers[-1], model.norm, linear(weight, None, head), body)
-        self.head_norms = nn.ModuleList(HeadNorms(layer) for layer in layers) if c.qk_norm else None
+        self.head_rows = weight.shape[0]
+        for index, layer in enumerate(layers):
+            for name, norm in (("q_gain", layer.q_norm), ("k_gain", layer.k_norm)):
+                self.register_buffer(f"{name}_{index}", None if norm is None else norm.weight.detach())
 
     def forward(self, ids: Tensor, start: Tensor, rows: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Score tokens.
@@ -78,10 +85,12 @@ class Graph(nn.Module):
         return logits
 
     def _attend(self, index: int, qkv: Tensor, start: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        if self.head_norms is not None:
-            qkv = self.head_norms[index](qkv)
-        heads = self.config.num_attention_heads
-        return torch.ops.specdec.kv_attention(qkv, self.cos, self.sin, start, keys, values, index, heads)
+        c = self.config
+        gains = (getattr(self, f"{name}_{index}") for name in ("q_gain", "k_gain"))
+        turns = self.cos, self.sin
+        return torch.ops.specdec.kv_attention(
+            qkv, *gains, c.rms_norm_eps, *turns, start, keys, values, index, c.num_attention_heads
+        )
 
 
 def as_tuple(outputs: Tensor | tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
@@ -178,20 +187,3 @@ class RmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D] -> [T, D]."""
         return x * torch.rsqrt(F.linear(x * x, self.mean, self.eps)) * self.gain
-
-
-class HeadNorms(nn.Module):
-    """Qwen3's norms of each query and key head. They need a reshape, so they stay outside the pieces."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        assert layer.q_norm is not None and layer.k_norm is not None
-        self.config: ModelConfig = layer.config
-        self.q_norm, self.k_norm = layer.q_norm, layer.k_norm
-
-    def forward(self, qkv: Tensor) -> Tensor:
-        """qkv [T, (H + 2 G) E] -> the same shape."""
-        c = self.config
-        heads, groups = c.num_attention_heads, c.num_key_value_heads
-        q, k, v = qkv.unflatten(-1, (-1, c.head_dim)).split([heads, groups, groups], dim=1)
-        return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=1).flatten(1)

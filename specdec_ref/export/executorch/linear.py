@@ -135,7 +135,13 @@ class QuantLinear(nn.Module):
         from torchao.quantization.quant_primitives import dequantize_affine
 
         weight = dequantize_affine(
-            self.codes, self.block, self.scale, self.zero, torch.int8, *self.limits, output_dtype=torch.float32
+            self.codes,
+            self.block,
+            self.scale,
+            self.zero,
+            torch.int8,
+            *self.limits,
+            output_dtype=torch.float32,
         )
         return F.linear(round_activations(x), weight, self.bias)
 

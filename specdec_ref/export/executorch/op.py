@@ -8,12 +8,15 @@ Shapes: T new tokens, H query heads, G key/value heads, E head width, L cache le
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 _ARGUMENTS = (
-    "Tensor qkv, Tensor cos, Tensor sin, Tensor start, Tensor(a!) keys, Tensor(b!) values, int layer, int heads"
+    "Tensor qkv, Tensor? q_gain, Tensor? k_gain, float eps, Tensor cos, Tensor sin, Tensor start, "
+    "Tensor(a!) keys, Tensor(b!) values, int layer, int heads"
 )
 
 _library = torch.library.Library("specdec", "DEF")
@@ -22,12 +25,25 @@ _library.define(f"kv_attention.out({_ARGUMENTS}, *, Tensor(c!) out) -> Tensor(c!
 
 
 def kv_attention(
-    qkv: Tensor, cos: Tensor, sin: Tensor, start: Tensor, keys: Tensor, values: Tensor, layer: int, heads: int
+    qkv: Tensor,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    start: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layer: int,
+    heads: int,
 ) -> Tensor:
     """Rotate new queries and keys, append keys and values to the cache, and attend causally.
 
     Args:
-        qkv: [T, (H + 2 G) E] what the joint query/key/value projection gives, biases and head norms included.
+        qkv: [T, (H + 2 G) E] what the joint query/key/value projection gives, biases included.
+        q_gain: [E] gain of the RMSNorm over each query head, where the model has one.
+        k_gain: [E] of each key head's.
+        eps: epsilon of both.
         cos: [at least start + T, E / 2] cosines of the rotary embedding by position.
         sin: like `cos`; both halves of a head turn by the same angle.
         start: [1] int64, tokens that the cache holds already.
@@ -42,6 +58,10 @@ def kv_attention(
     tokens, length = qkv.shape[0], int(start)
     groups, width = keys.shape[1], keys.shape[3]
     q, k, v = qkv.view(tokens, -1, width).transpose(0, 1).split([heads, groups, groups])
+    if q_gain is not None:
+        q = F.rms_norm(q, (width,), q_gain, eps)
+    if k_gain is not None:
+        k = F.rms_norm(k, (width,), k_gain, eps)
     rows = slice(length, length + tokens)
     q, k = _rotate(q, cos[rows], sin[rows]), _rotate(k, cos[rows], sin[rows])
     keys[layer, :, rows], values[layer, :, rows] = k, v
@@ -58,17 +78,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def _shape_only(
-    qkv: Tensor, cos: Tensor, sin: Tensor, start: Tensor, keys: Tensor, values: Tensor, layer: int, heads: int
-) -> Tensor:
+def _shape_only(qkv: Tensor, *arguments: Any) -> Tensor:
+    *_, keys, _values, _layer, heads = arguments
     return qkv.new_empty(qkv.shape[0], heads * keys.shape[3])
 
 
-def _into(*arguments: object, out: Tensor) -> Tensor:
-    return out.copy_(kv_attention(*arguments))  # type: ignore[arg-type]
+def _into(*arguments: Any, out: Tensor) -> Tensor:
+    return out.copy_(kv_attention(*arguments))
 
 
-def _into_shape_only(*arguments: object, out: Tensor) -> Tensor:
+def _into_shape_only(*arguments: Any, out: Tensor) -> Tensor:
     return out
 
 

@@ -50,8 +50,8 @@ ModelInfo parse(const std::string& text, const std::string& path) {
   info.executorch_version = json.at("executorch_version").string();
   if (json.at("tokenizer_sha256").is_string()) info.tokenizer_sha256 = json.at("tokenizer_sha256").string();
   const std::pair<const char*, std::int32_t*> numbers[] = {
-      {"vocab_size", &info.vocab_size}, {"head_rows", &info.head_rows},   {"context", &info.context},
-      {"layers", &info.layers},         {"kv_heads", &info.kv_heads},     {"head_dim", &info.head_dim},
+      {"vocab_size", &info.vocab_size}, {"head_rows", &info.head_rows}, {"context", &info.context},
+      {"layers", &info.layers},         {"kv_heads", &info.kv_heads},   {"head_dim", &info.head_dim},
       {"max_tokens", &info.max_tokens}, {"max_rows", &info.max_rows},
   };
   for (const auto& [key, number] : numbers) {
@@ -73,6 +73,7 @@ ModelInfo parse(const std::string& text, const std::string& path) {
 
 void set_threads(std::int32_t threads) {
   if (threads < 1) throw Error(Status::kInvalidArgument, "at least one thread is needed");
+  start_runtime();
   executorch::extension::threadpool::get_threadpool()->_unsafe_reset_threadpool(
       static_cast<std::uint32_t>(threads));
 }

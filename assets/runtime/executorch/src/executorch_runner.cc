@@ -58,7 +58,9 @@ struct ExecuTorchRunner::Program {
     const auto meta = take(model.file_->program->method_meta("forward"), Status::kBadFile,
                            path + ": has no method `forward`");
     if (meta.num_inputs() != kInputs || meta.num_outputs() != 1) {
-      throw Error(Status::kBadFile, path + ": its method takes other arguments");
+      throw Error(Status::kBadFile, path + ": its method has " + std::to_string(meta.num_inputs()) +
+                                        " inputs and " + std::to_string(meta.num_outputs()) +
+                                        " outputs, not 5 and 1");
     }
     for (std::size_t i = 0; i < meta.num_memory_planned_buffers(); ++i) {
       const auto bytes = static_cast<std::size_t>(
@@ -68,7 +70,8 @@ struct ExecuTorchRunner::Program {
       const std::span<std::byte> region = regions.back()->bytes();
       spans.emplace_back(reinterpret_cast<std::uint8_t*>(region.data()), region.size());
     }
-    planned.emplace(executorch::runtime::Span<executorch::runtime::Span<std::uint8_t>>(spans.data(), spans.size()));
+    planned.emplace(
+        executorch::runtime::Span<executorch::runtime::Span<std::uint8_t>>(spans.data(), spans.size()));
     manager.emplace(&memory, &*planned, &scratch);
     method.emplace(take(model.file_->program->load_method("forward", &*manager), Status::kBadFile,
                         path + ": cannot be loaded"));
@@ -116,7 +119,8 @@ std::size_t ExecuTorchRunner::activation_bytes() const { return program_->activa
 void ExecuTorchRunner::check(std::span<const Token> tokens) const {
   for (const Token token : tokens) {
     if (token < 0 || token >= model_.info().vocab_size) {
-      throw Error(Status::kInvalidArgument, "token " + std::to_string(token) + " is not in the vocabulary of " +
+      throw Error(Status::kInvalidArgument, "token " + std::to_string(token) +
+                                                " is not in the vocabulary of " +
                                                 std::to_string(model_.info().vocab_size));
     }
   }
@@ -125,8 +129,8 @@ void ExecuTorchRunner::check(std::span<const Token> tokens) const {
 std::span<const float> ExecuTorchRunner::forward(std::span<const Token> tokens) {
   const auto most = static_cast<std::size_t>(std::min(model_.info().max_rows, model_.info().max_tokens));
   if (tokens.empty() || tokens.size() > most) {
-    throw Error(Status::kInvalidArgument, std::to_string(tokens.size()) + " tokens in one pass: it takes 1 to " +
-                                              std::to_string(most));
+    throw Error(Status::kInvalidArgument,
+                std::to_string(tokens.size()) + " tokens in one pass: it takes 1 to " + std::to_string(most));
   }
   check(tokens);
   return run(tokens, tokens.size());
@@ -155,9 +159,9 @@ std::span<const float> ExecuTorchRunner::run(std::span<const Token> tokens, std:
   program.set(kStart, start.value());
   program.set(kRows, wanted.value());
   if (const auto error = program.method->execute(); error != executorch::runtime::Error::Ok) {
-    throw Error(Status::kModelFailed, "a pass over " + std::to_string(tokens.size()) +
-                                          " tokens failed (ExecuTorch error " +
-                                          std::to_string(static_cast<int>(error)) + ": " + take_runtime_error() + ")");
+    throw Error(Status::kModelFailed,
+                "a pass over " + std::to_string(tokens.size()) + " tokens failed (ExecuTorch error " +
+                    std::to_string(static_cast<int>(error)) + ": " + take_runtime_error() + ")");
   }
   cache_.commit(static_cast<std::int32_t>(tokens.size()));
   const EValue& output = program.method->get_output(0);

@@ -1,7 +1,8 @@
 // `specdec::kv_attention` as an ExecuTorch kernel: rotary embedding, append to the KV pool, causal attention.
 //
 // Its twin, which says what it computes, is `specdec_ref/export/executorch/op.py`. Attention is computed over
-// blocks of keys with a running maximum and sum (Milakov & Gimelshein, 2018), so it needs no memory of its own.
+// blocks of keys with a running maximum and sum (Milakov & Gimelshein, 2018), so it needs no memory of its
+// own.
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/kernel/kernel_includes.h>
 #include <executorch/runtime/kernel/operator_registry.h>
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 namespace specdec {
 namespace {
@@ -23,9 +25,9 @@ using executorch::runtime::EValue;
 using executorch::runtime::KernelRuntimeContext;
 using executorch::runtime::Span;
 
-constexpr std::int64_t kLanes = 16;       // partial sums of an inner product: a cache line of floats
-constexpr std::int64_t kKeys = 64;        // keys per block
-constexpr std::int64_t kMaxWidth = 256;   // E
+constexpr std::int64_t kLanes = 16;         // partial sums of an inner product: a cache line of floats
+constexpr std::int64_t kKeys = 64;          // keys per block
+constexpr std::int64_t kMaxWidth = 256;     // E
 constexpr std::int64_t kWorthIt = 1 << 17;  // multiply-adds below which waking other threads costs more
 
 struct Shape {
@@ -49,7 +51,7 @@ float dot(const float* a, const float* b, std::int64_t n) {
 // 2^n times a polynomial (Taylor, degree 6) of what is left, at most ln(2)/2.
 float exp_of_negative(float x) {
   constexpr float kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
-  x = std::max(x, -87.0F);  // e^-87 is near the smallest normal float
+  x = x > -87.0F ? x : -87.0F;  // e^-87 is near the smallest normal float; NaN goes there too
   const float n = std::floor(x * kLog2E + 0.5F);
   const float r = (x - n * kLn2High) - n * kLn2Low;
   float p = 1.0F / 720.0F;
@@ -102,21 +104,34 @@ void attend(const float* q, const float* keys, const float* values, std::int64_t
   for (std::int64_t i = 0; i < width; ++i) out[i] *= scale;
 }
 
+// x [E] divided by its root mean square, times the gain, in place.
+void normalise(float* x, const float* gain, float eps, std::int64_t width) {
+  const float scale = 1.0F / std::sqrt(dot(x, x, width) / static_cast<float>(width) + eps);
+  for (std::int64_t i = 0; i < width; ++i) x[i] *= scale * gain[i];
+}
+
 bool is(const Tensor& tensor, ScalarType type, std::int64_t dimensions) {
   return tensor.scalar_type() == type && tensor.dim() == dimensions;
+}
+
+bool is_gain(const std::optional<Tensor>& gain, std::int64_t width) {
+  return !gain.has_value() || (is(*gain, ScalarType::Float, 1) && gain->size(0) == width);
 }
 
 // Arguments as in the operator's schema (op.py), with `out` last.
 void kv_attention(KernelRuntimeContext& context, Span<EValue*> stack) {
   const Tensor& qkv = stack[0]->toTensor();
-  const Tensor& cos = stack[1]->toTensor();
-  const Tensor& sin = stack[2]->toTensor();
-  const Tensor& start = stack[3]->toTensor();
-  const Tensor& all_keys = stack[4]->toTensor();
-  const Tensor& all_values = stack[5]->toTensor();
-  const std::int64_t layer = stack[6]->toInt();
-  const std::int64_t heads = stack[7]->toInt();
-  Tensor& out = stack[8]->toTensor();
+  const auto q_gain = stack[1]->toOptional<Tensor>();
+  const auto k_gain = stack[2]->toOptional<Tensor>();
+  const auto eps = static_cast<float>(stack[3]->toDouble());
+  const Tensor& cos = stack[4]->toTensor();
+  const Tensor& sin = stack[5]->toTensor();
+  const Tensor& start = stack[6]->toTensor();
+  const Tensor& all_keys = stack[7]->toTensor();
+  const Tensor& all_values = stack[8]->toTensor();
+  const std::int64_t layer = stack[9]->toInt();
+  const std::int64_t heads = stack[10]->toInt();
+  Tensor& out = stack[11]->toTensor();
 
   const bool types = is(qkv, ScalarType::Float, 2) && is(cos, ScalarType::Float, 2) &&
                      is(sin, ScalarType::Float, 2) && is(start, ScalarType::Long, 1) && start.numel() == 1 &&
@@ -132,32 +147,42 @@ void kv_attention(KernelRuntimeContext& context, Span<EValue*> stack) {
   const bool shapes = layer >= 0 && layer < all_keys.size(0) && s.groups > 0 && s.heads > 0 &&
                       s.heads % s.groups == 0 && s.width > 0 && s.width <= kMaxWidth && s.width % 2 == 0 &&
                       qkv.size(1) == (s.heads + 2 * s.groups) * s.width && cos.size(1) == s.width / 2 &&
-                      sin.size(1) == s.width / 2;
+                      sin.size(1) == s.width / 2 && is_gain(q_gain, s.width) && is_gain(k_gain, s.width);
   const bool room = s.start >= 0 && s.tokens > 0 && s.start <= s.capacity - s.tokens &&
                     s.start <= std::min(cos.size(0), sin.size(0)) - s.tokens;
   ET_KERNEL_CHECK(context, shapes && room, InvalidArgument, );
   const executorch::aten::SizesType sizes[] = {static_cast<executorch::aten::SizesType>(s.tokens),
                                                static_cast<executorch::aten::SizesType>(s.heads * s.width)};
-  ET_KERNEL_CHECK(context, executorch::runtime::resize_tensor(out, {sizes, 2}) == Error::Ok, InvalidArgument, );
+  ET_KERNEL_CHECK(context, executorch::runtime::resize_tensor(out, {sizes, 2}) == Error::Ok,
+                  InvalidArgument, );
 
   const std::int64_t head_stride = s.capacity * s.width;
   float* keys = all_keys.mutable_data_ptr<float>() + layer * s.groups * head_stride;
   float* values = all_values.mutable_data_ptr<float>() + layer * s.groups * head_stride;
   const float* x = qkv.const_data_ptr<float>();
+  const float* q_gains = q_gain.has_value() ? q_gain->const_data_ptr<float>() : nullptr;
+  const float* k_gains = k_gain.has_value() ? k_gain->const_data_ptr<float>() : nullptr;
   const float* cosines = cos.const_data_ptr<float>() + s.start * s.width / 2;
   const float* sines = sin.const_data_ptr<float>() + s.start * s.width / 2;
   float* result = out.mutable_data_ptr<float>();
   const std::int64_t row = (s.heads + 2 * s.groups) * s.width;
 
+  const auto turned = [&](const float* head, std::int64_t t, const float* gain, float* to) {
+    float normal[kMaxWidth];
+    std::copy_n(head, s.width, normal);
+    if (gain != nullptr) normalise(normal, gain, eps, s.width);
+    rotate(normal, cosines + t * s.width / 2, sines + t * s.width / 2, s.width, to);
+  };
   for (std::int64_t t = 0; t < s.tokens; ++t) {
     for (std::int64_t g = 0; g < s.groups; ++g) {
       const float* k = x + t * row + (s.heads + g) * s.width;
       const std::int64_t place = g * head_stride + (s.start + t) * s.width;
-      rotate(k, cosines + t * s.width / 2, sines + t * s.width / 2, s.width, keys + place);
+      turned(k, t, k_gains, keys + place);
       std::memcpy(values + place, k + s.groups * s.width, sizeof(float) * static_cast<std::size_t>(s.width));
     }
   }
-  // One piece of work is one query. Queries of a key head lie side by side, so its keys are read once from memory.
+  // One piece of work is one query. Queries of a key head lie side by side, so its keys are read once from
+  // memory.
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     float q[kMaxWidth];
     const float scale = 1.0F / std::sqrt(static_cast<float>(s.width));
@@ -166,7 +191,7 @@ void kv_attention(KernelRuntimeContext& context, Span<EValue*> stack) {
       const std::int64_t g = item / (s.tokens * shared);
       const std::int64_t t = item / shared % s.tokens;
       const std::int64_t head = g * shared + item % shared;
-      rotate(x + t * row + head * s.width, cosines + t * s.width / 2, sines + t * s.width / 2, s.width, q);
+      turned(x + t * row + head * s.width, t, q_gains, q);
       for (std::int64_t i = 0; i < s.width; ++i) q[i] *= scale;
       attend(q, keys + g * head_stride, values + g * head_stride, s.start + t + 1, s.width,
              result + (t * s.heads + head) * s.width);

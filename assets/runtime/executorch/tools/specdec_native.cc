@@ -1,11 +1,14 @@
 // Plain and speculative decoding with exported models: ids in, ids out.
 //
-//     specdec_native TARGET.pte [--draft DRAFT.pte|lookup|none] [--lookahead K] [--gate] [--context N] [--threads N]
+//     specdec_native TARGET.pte [--draft DRAFT.pte|lookup|none] [--lookahead K] [--gate] [--context N]
+//     [--threads N]
 //
 // Reads one JSON request a line from standard input and answers each with one line of JSON:
-//     {"prompt": [ids], "max_new_tokens": 128, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 0,
+//     {"prompt": [ids], "max_new_tokens": 128, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed":
+//     0,
 //      "eos_ids": [], "verifier": "rejection", "draft": true}
-// Everything but "prompt" may be left out; "draft": false decodes plainly. A request that fails is answered by
+// Everything but "prompt" may be left out; "draft": false decodes plainly. A request that fails is answered
+// by
 // {"status": CODE, "error": "…"}.
 #include <algorithm>
 #include <iostream>
@@ -51,7 +54,8 @@ Options parse(int argc, char** argv) {
       options.target = word;
     }
   }
-  if (options.target.empty()) throw Error(Status::kInvalidArgument, "usage: specdec_native TARGET.pte [options]");
+  if (options.target.empty())
+    throw Error(Status::kInvalidArgument, "usage: specdec_native TARGET.pte [options]");
   return options;
 }
 
@@ -75,9 +79,11 @@ class Session {
     const bool model_draft = options.draft != "none" && options.draft != "lookup";
     if (model_draft) {
       draft_model_.emplace(options.draft);
-      const std::string &ours = target_model_.info().tokenizer_sha256, &theirs = draft_model_->info().tokenizer_sha256;
+      const std::string &ours = target_model_.info().tokenizer_sha256,
+                        &theirs = draft_model_->info().tokenizer_sha256;
       if (ours != theirs) {
-        throw Error(Status::kInvalidArgument, options.draft + ": made for another tokenizer than " + options.target);
+        throw Error(Status::kInvalidArgument,
+                    options.draft + ": made for another tokenizer than " + options.target);
       }
       arenas.push_back(draft_model_->arena("draft", options.context));
     }
@@ -123,9 +129,9 @@ class Session {
     const Telemetry& t = done.telemetry;
     return "{\"tokens\": " + list(done.tokens) + ", \"finish_reason\": \"" + name(done.finish_reason) +
            "\", \"prefill_s\": " + std::to_string(done.prefill_seconds) +
-           ", \"decode_s\": " + std::to_string(done.decode_seconds) + ", \"rounds\": " + std::to_string(t.rounds) +
-           ", \"drafted\": " + std::to_string(t.drafted) + ", \"accepted\": " + std::to_string(t.accepted) +
-           ", \"emitted\": " + std::to_string(t.emitted) +
+           ", \"decode_s\": " + std::to_string(done.decode_seconds) +
+           ", \"rounds\": " + std::to_string(t.rounds) + ", \"drafted\": " + std::to_string(t.drafted) +
+           ", \"accepted\": " + std::to_string(t.accepted) + ", \"emitted\": " + std::to_string(t.emitted) +
            ", \"draft_passes\": " + std::to_string(t.draft_passes) + ", \"pool\": " + pool_->report() + "}";
   }
 

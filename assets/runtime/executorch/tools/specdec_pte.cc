@@ -9,8 +9,8 @@
 //     truncate LENGTH     roll the cache back
 //     reset
 //     time T AT N         N passes of T tokens at position AT: the milliseconds of each
-// A command that fails is answered by {"status": CODE, "error": "…"}, and the next one is read. If the file cannot be
-// opened, that line is the only one and the exit status is 1.
+// A command that fails is answered by {"status": CODE, "error": "…"}, and the next one is read. If the file
+// cannot be opened, that line is the only one and the exit status is 1.
 #include <chrono>
 #include <fstream>
 #include <iostream>
@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "specdec/executorch_runner.h"
 #include "specdec/error.h"
+#include "specdec/executorch_runner.h"
 #include "specdec/json.h"
 
 namespace specdec::tool {
@@ -63,7 +63,8 @@ std::string time(ExecuTorchRunner& runner, const KvCache& cache, std::istringstr
   std::int32_t width = 0, at = 0, passes = 0;
   line >> width >> at >> passes;
   if (width < 1 || passes < 1 || at < 0) throw Error(Status::kInvalidArgument, "time T AT N");
-  const std::vector<Token> filler(static_cast<std::size_t>(std::max(at, 1)), 1), tokens(static_cast<std::size_t>(width), 2);
+  const std::vector<Token> filler(static_cast<std::size_t>(std::max(at, 1)), 1),
+      tokens(static_cast<std::size_t>(width), 2);
   if (cache.length() < at) runner.prefill({filler.data(), static_cast<std::size_t>(at - cache.length())});
   std::string out = "{\"ms\": [";
   for (std::int32_t pass = 0; pass < passes; ++pass) {
@@ -83,13 +84,14 @@ std::string answer(const std::string& text, ExecuTorchModel& model, ExecuTorchRu
   KvCache& cache = pool.cache("target");
   if (command == "info") {
     return "{\"load_ms\": " + std::to_string(load_ms) +
-           ", \"activation_bytes\": " + std::to_string(runner.activation_bytes()) + ", \"pool\": " + pool.report() +
-           ", \"metadata\": " + model.metadata() + "}";
+           ", \"activation_bytes\": " + std::to_string(runner.activation_bytes()) +
+           ", \"pool\": " + pool.report() + ", \"metadata\": " + model.metadata() + "}";
   }
   if (command == "forward") {
     const auto rows = runner.forward(tokens_of(line));
     if (logits.is_open()) {
-      logits.write(reinterpret_cast<const char*>(rows.data()), static_cast<std::streamsize>(rows.size_bytes()));
+      logits.write(reinterpret_cast<const char*>(rows.data()),
+                   static_cast<std::streamsize>(rows.size_bytes()));
       logits.flush();
     }
   } else if (command == "prefill") {

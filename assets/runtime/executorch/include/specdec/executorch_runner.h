@@ -9,12 +9,13 @@
 
 namespace specdec {
 
-// Decoding, verifying and prefill are the same program at different widths T; keys and values are written where they stay.
-// A pass allocates nothing here; a failed one poisons the cache until `reset`.
+// Decoding, verifying and prefill are the same program at different widths T; keys and values are written
+// where they stay. A pass allocates nothing here; a failed one poisons the cache until `reset`.
 class ExecuTorchRunner final : public ModelRunner {
  public:
-  // Loads the program's weights. Model and cache must outlive the runner; the cache's arena is `model.arena(…)`.
-  // Throws kBadFile if the file is damaged, kInvalidArgument if the cache is another model's.
+  // Loads the program's weights. Model and cache must outlive the runner; the cache's arena is
+  // `model.arena(…)`. Throws kBadFile if the file is damaged, kInvalidArgument if the cache is another
+  // model's.
   ExecuTorchRunner(ExecuTorchModel& model, KvCache& cache);
   ~ExecuTorchRunner() override;
 
