@@ -11,6 +11,8 @@ product with a constant row of 1/D), no reshape. A layer is then two calls: one 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,9 +55,7 @@ class Graph(nn.Module):
         self.embed = Embedding(model.embed, int8=embedding_int8)
         layers = [layer for layer in model.layers if isinstance(layer, Layer)]
         self.first = First(layers[0], body)
-        self.middle = nn.ModuleList(
-            Middle(layer, after, body) for layer, after in zip(layers, layers[1:], strict=False)
-        )
+        self.middle = nn.ModuleList(Middle(layer, after, body) for layer, after in itertools.pairwise(layers))
         weight = (model.embed if model.head is None else model.head.weight)[:rows]
         self.last = Last(layers[-1], model.norm, linear(weight, None, head), body)
         self.head_rows = weight.shape[0]

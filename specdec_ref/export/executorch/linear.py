@@ -99,10 +99,16 @@ def round_to_nearest(weight: Tensor, precision: Precision) -> Codes:
 
 def linear(weight: Tensor, bias: Tensor | None, precision: Precision) -> nn.Module:
     """The layer that multiplies by `weight` [out, in] at this precision."""
-    bias = None if bias is None else bias.detach()
+    bias = None if bias is None else _own(bias)
     if precision.is_float:
-        return FloatLinear(weight.detach(), bias)
+        return FloatLinear(_own(weight), bias)
     return QuantLinear(round_to_nearest(weight, precision), bias, precision.bits)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # XNNPACK's exporter writes a tensor's whole storage: one that is part of another (gate and up) needs its own.
+    tensor = tensor.detach().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 class FloatLinear(nn.Module):

@@ -6,6 +6,7 @@
 //     info                what the file says about itself
 //     forward ID …        a pass; its logits [T, rows] are appended to OUT as 32-bit floats
 //     prefill ID …        tokens whose logits nobody needs
+//     cache               keys, then values, of the whole pool [layers, G, L, E] are appended to OUT
 //     truncate LENGTH     roll the cache back
 //     reset
 //     time T AT N         N passes of T tokens at position AT: the milliseconds of each
@@ -96,6 +97,12 @@ std::string answer(const std::string& text, ExecuTorchModel& model, ExecuTorchRu
     }
   } else if (command == "prefill") {
     runner.prefill(tokens_of(line));
+  } else if (command == "cache") {
+    for (const std::byte* tensor : {cache.keys(0).data(), cache.values(0).data()}) {
+      logits.write(reinterpret_cast<const char*>(tensor),
+                   static_cast<std::streamsize>(cache.layout().payload_bytes() / 2));
+    }
+    logits.flush();
   } else if (command == "truncate") {
     std::int32_t length = -1;
     line >> length;
