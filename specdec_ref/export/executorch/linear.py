@@ -133,6 +133,7 @@ class QuantLinear(nn.Module):
         self.register_buffer("scale", weight.scale)
         self.register_buffer("zero", torch.zeros_like(weight.scale, dtype=torch.int8))
         self.register_buffer("bias", bias)
+        self.bits = bits
         self.block = (1, weight.codes.shape[1] // weight.scale.shape[1])
         self.limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from specdec_ref.export.executorch.graph import Graph
-from specdec_ref.export.executorch.linear import Precision
+from specdec_ref.export.executorch.linear import FloatLinear, Precision, QuantLinear
 
 METHOD = "specdec_metadata"
 FORMAT = 1
@@ -58,6 +58,7 @@ def describe(
         "precision": body.name,
         "head_precision": head.name,
         "embedding_precision": "fp32" if graph.embed.scale is None else "int8",
+        "weight_bytes": sum(stored_bytes(module) for module in graph.modules()),
         "weights_sha256": fingerprint(graph),
         "tokenizer_sha256": tokenizer_sha256,
         "vocab_size": c.vocab_size,
@@ -72,6 +73,16 @@ def describe(
         "max_rows": max_rows,
         **calls,
     }
+
+
+def stored_bytes(module: nn.Module) -> int:
+    """Bytes of one linear layer's weights and scales in the file (0 for any other module): what every pass reads."""
+    if isinstance(module, FloatLinear):
+        return module.weight.nbytes
+    if not isinstance(module, QuantLinear):
+        return 0
+    four_bit = module.bits == 4  # two codes a byte, scales in bfloat16
+    return module.codes.numel() // (2 if four_bit else 1) + module.scale.numel() * (2 if four_bit else 4)
 
 
 def fingerprint(module: nn.Module) -> str:

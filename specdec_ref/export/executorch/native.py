@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -84,6 +85,11 @@ class Native:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def rss_bytes(self) -> int:
+        """Memory that the process holds in RAM, mapped files included."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
 
     def close(self) -> None:
         """End the process."""

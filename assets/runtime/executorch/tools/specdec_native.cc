@@ -6,8 +6,8 @@
 // Reads one JSON request a line from standard input and answers each with one line of JSON:
 //     {"prompt": [ids], "max_new_tokens": 128, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed":
 //     0,
-//      "eos_ids": [], "verifier": "rejection", "draft": true}
-// Everything but "prompt" may be left out; "draft": false decodes plainly. A request that fails is answered
+//      "eos_ids": [], "verifier": "rejection", "draft": true, "lookahead": K, "gate": false}
+// Everything but "prompt" may be left out; "draft": false decodes plainly. The last two default to the options. A request that fails is answered
 // by
 // {"status": CODE, "error": "…"}.
 #include <algorithm>
@@ -118,8 +118,10 @@ class Session {
     request.sampling.min_p = number("min_p", 0);
     request.seed = static_cast<std::uint64_t>(number("seed", 0));
     if (verifier != nullptr && verifier->string() == "match") request.verifier = Verifier::kMatch;
-    std::unique_ptr<LookaheadPolicy> policy = std::make_unique<FixedLookahead>(options_.lookahead);
-    if (options_.gate) {
+    const auto k = static_cast<std::int32_t>(number("lookahead", options_.lookahead));
+    std::unique_ptr<LookaheadPolicy> policy = std::make_unique<FixedLookahead>(k);
+    const Json* gate = json.find("gate");
+    if (gate == nullptr ? options_.gate : gate->boolean()) {
       policy = std::make_unique<BreakEvenGate>(std::move(policy), std::nullopt, BreakEvenGate::Settings{});
     }
     if (wanted == nullptr || wanted->boolean()) request.drafter = drafter_.get();
