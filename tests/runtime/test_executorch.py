@@ -21,6 +21,7 @@ from specdec_ref.export.executorch.check import check
 from specdec_ref.export.executorch.native import Decoder, NativeError, Pte
 from specdec_ref.export.executorch.pieces import Template
 from specdec_ref.runner import Runner
+from specdec_ref.sampling import Sampling
 from tests.helpers.errors import leftovers
 from tests.helpers.exportable import exportable, native_tools
 from tests.helpers.tiny_tokenizer import tokens
@@ -90,7 +91,7 @@ def test_one_partition_per_layer_holds_every_product(export: Export) -> None:
     assert meta["delegate_calls"] == 4  # before, between and after three attentions
     assert meta["kernel_calls"]["specdec::kv_attention"] == 3
     assert meta["delegated_share"] == 1.0
-    assert not {name for name in meta["kernel_calls"] if "copy" in name and "_to_copy" not in name}
+    assert not {name for name in meta["kernel_calls"] if "copy" in name or "clone" in name}
     assert meta["head_rows"] == VOCABULARY  # padded rows are left out
 
 
@@ -123,23 +124,19 @@ def test_keys_and_values_lie_in_the_pool(export: Export) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
-def test_a_rolled_back_run_equals_a_fresh_one(export: Export, precision: str) -> None:
+def test_a_rolled_back_run_equals_one_that_never_drafted(export: Export, precision: str) -> None:
     path, _ = export("draft", precision)
+    drafted, other = IDS[100:105], IDS[50:53]
     with Pte(path) as rolled, Pte(path) as fresh:
-        for pte in (rolled, fresh):
-            pte.prefill(IDS[:20])
+        rolled.prefill(IDS[:20])
         for accepted in range(6):
-            rolled.forward(IDS[100:105])
+            rolled.forward(drafted)
             rolled.truncate(20 + accepted)
-            fresh.forward(IDS[100:105])
             fresh.reset()
-            fresh.prefill(IDS[:20])
-            if accepted:
-                fresh.forward(IDS[100:105])
-                fresh.truncate(20 + accepted)
-            assert torch.equal(rolled.forward(IDS[50:53]), fresh.forward(IDS[50:53]))
+            fresh.prefill(IDS[:20] + drafted[:accepted])
+            difference = rolled.forward(other) - fresh.forward(other)
             rolled.truncate(20)
-            fresh.truncate(20)
+            assert difference.abs().max() < (1e-3 if precision == "fp32" else 0.05)
         rolled.reset()
         fresh.reset()
         assert all(not part.any() for part in rolled.cache())
@@ -223,8 +220,6 @@ def test_the_engine_gives_the_tokens_of_python(export: Export, drafter: str) -> 
             if drafter == "draft":
                 python = ModelDrafter(Runner(draft.model, 512), VOCABULARY)
                 sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_new_tokens": 40}
-                from specdec_ref.sampling import Sampling
-
                 run = speculative(
                     target, python, prompt, sampling=Sampling(1.0, top_p=0.9), seed=3, max_new_tokens=40
                 )

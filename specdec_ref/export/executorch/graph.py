@@ -114,7 +114,7 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids [T] -> [T, D]."""
         x = self.table[ids]
-        return x if self.scale is None else x.to(torch.float32) * self.scale[ids]
+        return x if self.scale is None else x * self.scale[ids]
 
 
 class First(nn.Module):

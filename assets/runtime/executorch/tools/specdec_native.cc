@@ -7,8 +7,8 @@
 //     {"prompt": [ids], "max_new_tokens": 128, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed":
 //     0,
 //      "eos_ids": [], "verifier": "rejection", "draft": true, "lookahead": K, "gate": false}
-// Everything but "prompt" may be left out; "draft": false decodes plainly. The last two default to the options. A request that fails is answered
-// by
+// Everything but "prompt" may be left out; "draft": false decodes plainly. The last two default to the
+// options. A request that fails is answered by
 // {"status": CODE, "error": "…"}.
 #include <algorithm>
 #include <iostream>
