@@ -27,6 +27,7 @@ PEERS_CMAKE_ARGS := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF
 CMAKE := .venv/bin/cmake
 CLANG_FORMAT := .venv/bin/clang-format
 CPP = $(wildcard $(addprefix assets/runtime/core/,include/specdec/*.h src/*.h src/*.cc) \
+      $(addprefix assets/runtime/executorch/,include/specdec/*.h src/*.h src/*.cc tools/*.cc) \
       $(addprefix tests/runtime/core/,*.h *.cc *.c))
 
 .PHONY: help setup demo lab test test-fast test-mobile test-peers lint format docs bench native results refresh student lock offline-bundle clean
@@ -84,9 +85,12 @@ bench: setup ## measure both decoders on this machine, into build/bench_referenc
 	@mkdir -p build
 	.venv/bin/specdec bench reference --json build/bench_reference.json
 
-native: setup ## build the mobile runtime's core for this machine, in build/native
+native: setup ## build the mobile runtime for this machine, in build/native: the core, and the tools that run .pte files
 	$(CMAKE) -S assets/runtime/core -B build/native -DCMAKE_BUILD_TYPE=Release
 	$(CMAKE) --build build/native --parallel
+	$(CMAKE) -S assets/runtime/executorch -B build/native/executorch -DCMAKE_BUILD_TYPE=Release \
+	  -Dexecutorch_DIR="$$($(PY) -c 'from specdec_ref.export.executorch.native import cmake_folder; print(cmake_folder())')"
+	$(CMAKE) --build build/native/executorch --parallel
 
 results: setup ## measure what the notebooks quote, into assets/results (50 minutes, with nothing else running)
 	.venv/bin/specdec bench reference --json assets/results/reference.json

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 
 _DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
 _NOISY_LOGGERS = (
@@ -32,3 +34,17 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=r".*IProgress not found.*")
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """`silence_libraries` for the exporters' own chatter too: warnings and log lines below an error, within the block."""
+    silence_libraries()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from specdec_ref.cli import bench, demo, distill, doctor, export, fetch, generate, quantize
+from specdec_ref.cli import bench, check, demo, distill, doctor, export, fetch, generate, quantize
 from specdec_ref.errors import SpecdecError, UsageError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("quantize", help=quantize.HELP)(quantize.run)
 app.add_typer(bench.app, name="bench")
 app.add_typer(distill.app, name="distill")
 app.add_typer(export.app, name="export")
+app.add_typer(check.app, name="check")
 
 
 def main(command: typer.Typer = app) -> None:

@@ -138,3 +138,51 @@ def quant(
     print_report(report)
     if json is not None:
         write_json(json, report)
+
+
+NATIVE_HELP = """Exported models in the native runtime: plain, speculative and gated decoding at each precision, and v(K).
+
+Needs the runtime: `make native`.
+
+Example: specdec bench native --json build/bench_native.json"""
+
+
+@app.command("native", help=NATIVE_HELP)
+def native(
+    json: Json = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One prompt per class, 32 tokens: a smoke test.")
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A .jsonl file or a folder of them; default: the kit's own.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="Target model: target, a name, a folder, or a hub id.")
+    ] = "target",
+    draft: Annotated[str, typer.Option(help="Draft model: draft, a name, a folder, or a hub id.")] = "draft",
+    precision: Annotated[
+        list[str] | None, typer.Option(help="fp32, int8 or int4; may be given again. Default: all three.")
+    ] = None,
+    lookahead: Annotated[int, typer.Option(min=1, max=8, help="K.")] = 4,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that ExecuTorch computes with.")] = 2,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+) -> None:
+    """Run the native benchmark."""
+    check_writable(json)
+    from specdec_ref.bench.native import Settings, print_report, run_native
+    from specdec_ref.prompts import load_prompts
+
+    settings = Settings(
+        target=target,
+        draft=draft,
+        precisions=tuple(precision or ("fp32", "int8", "int4")),
+        lookahead=lookahead,
+        threads=threads,
+        max_new_tokens=32 if quick else max_new_tokens,
+        per_class=1 if quick else None,
+        passes=5 if quick else 30,
+    )
+    report = header(0) | run_native(load_prompts(prompts), settings)
+    print_report(report)
+    if json is not None:
+        write_json(json, report)
