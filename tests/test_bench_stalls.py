@@ -31,6 +31,13 @@ def test_a_method_that_is_slow_every_time_is_reported_as_slow():
     assert stalls.repeated == 1
 
 
+def test_nothing_is_repeated_after_the_deadline():
+    stalls = Stalls(deadline=0.0)
+    stalls.steady("plain", runs(1.0))
+    assert stalls.steady("plain", runs(8.0, 1.0)) == 8.0
+    assert stalls.repeated == 0
+
+
 def test_methods_are_judged_by_their_own_pace():
     stalls = Stalls()
     stalls.steady("plain", runs(1.0))

@@ -36,7 +36,7 @@ from specdec_ref.speedup import (
 from specdec_ref.trace import Generation, Telemetry
 
 LONGEST_K = 8
-SHORT_TEXT = 48
+SHORT_TEXT = 32
 """New tokens of the texts that transformers, bfloat16 and sampling are measured on: they would take half an hour at 128."""
 
 
@@ -83,6 +83,7 @@ def run_reference(prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
     run plain and speculative decoding in float32, until all are done or the time is over.
     """
     deadline = time.perf_counter() + settings.minutes * 60
+    stalls = Stalls(deadline)
     bandwidth = read_bandwidth()
     groups: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
@@ -90,7 +91,7 @@ def run_reference(prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
     kept = [p for group in groups.values() for p in group[: settings.per_class]]
     first = [group[0] for group in groups.values()]
     rest = [p for p in prompts if p in kept and p not in first]
-    sides = {dtype: _side(settings, dtype, first) for dtype in (torch.float32, torch.bfloat16)}
+    sides = {dtype: _side(settings, dtype, first, stalls) for dtype in (torch.float32, torch.bfloat16)}
     samples: dict[str, list[Sample]] = {"float32": [], "bfloat16": [], "sampled": []}
     peers: list[Sample] = []
     skipped = 0
@@ -120,13 +121,13 @@ def run_reference(prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
         "max_new_tokens_peer_bfloat16_sampled": min(SHORT_TEXT, settings.max_new_tokens),
         "prompts": len(kept) - skipped,
         "prompts_skipped_by_time_limit": skipped,
-        "runs_repeated_after_a_stall": sum(side.stalls.repeated for side in sides.values()),
+        "runs_repeated_after_a_stall": stalls.repeated,
         "linear": linear.report(),
         **report,
     }
 
 
-def _side(settings: Settings, dtype: torch.dtype, pilot: list[Prompt]) -> Side:
+def _side(settings: Settings, dtype: torch.dtype, pilot: list[Prompt], stalls: Stalls) -> Side:
     pair = load_pair(settings.target, settings.draft, dtype=dtype, context=1024)
     if pair.draft is None and settings.draft != "lookup":
         raise UsageError(
@@ -148,7 +149,7 @@ def _side(settings: Settings, dtype: torch.dtype, pilot: list[Prompt]) -> Side:
     peer = None
     if pair.draft is not None:
         peer = TransformersPeer(pair.target.model, pair.draft.model, max(k, 1))
-    return Side(pair, peer, costs, k, seconds, Stalls())
+    return Side(pair, peer, costs, k, seconds, stalls)
 
 
 def _ids(pair: Pair, prompt: Prompt) -> list[int]:
@@ -177,7 +178,7 @@ def _run(
 ) -> list[Sample]:
     """All methods on one prompt, one after another."""
     pair, ids = side.pair, _ids(side.pair, prompt)
-    suffix = " sampled" if sampling else ""
+    suffix = f" {pair.target.model.dtype}{' sampled' if sampling else ''}"
 
     def loop(method: Callable[[], Generation]) -> Callable[[], tuple[Generation, float]]:
         def run() -> tuple[Generation, float]:
@@ -217,7 +218,7 @@ def _run(
         done.append(Sample(name, prompt.kind, result.tokens, result.seconds["decode"], result.telemetry))
     if peer and side.peer is not None:
         for name, assisted in (("peer_plain", False), ("peer_assisted", True)):
-            tokens, seconds = side.stalls.steady(name, peer_loop(assisted))
+            tokens, seconds = side.stalls.steady(name + suffix, peer_loop(assisted))
             done.append(Sample(name, prompt.kind, tokens, seconds))
     return done
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,6 +15,9 @@ T = TypeVar("T")
 class Stalls:
     """Notices runs that something else on the machine interrupted, so that they can be run again.
 
+    Args:
+        deadline: by `time.perf_counter`; nothing is repeated after it.
+
     Attributes:
         limit: a run is suspect where one target pass took this many times the median of its method's earlier runs.
         repeated: runs that were repeated; reported, because a benchmark may not choose among its results in silence.
@@ -20,7 +25,8 @@ class Stalls:
 
     limit = 2.0
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline
         self.repeated = 0
         self._paces: dict[str, list[float]] = defaultdict(list)
 
@@ -28,7 +34,8 @@ class Stalls:
         """The result of `run`, which also returns its seconds per pass; the faster of two where the first one stalled."""
         result, pace = run()
         earlier = self._paces[method]
-        if earlier and pace > self.limit * statistics.median(earlier):
+        slow = earlier and pace > self.limit * statistics.median(earlier)
+        if slow and time.perf_counter() < self.deadline:
             self.repeated += 1
             again, second = run()
             if second < pace:

@@ -264,10 +264,7 @@ def _override(config: T, changes: Mapping[str, Any], path: str) -> T:
                 f"there is no field {path + key!r}", where="--set", fix=f"fields: {', '.join(sorted(known))}"
             )
         old = getattr(config, key)
-        fits = Mapping if is_dataclass(old) else (list, tuple) if isinstance(old, tuple) else type(old)
-        if isinstance(old, float):
-            fits = (int, float)
-        if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(old, bool)):
+        if not isinstance(value, _accepted(old)) or (isinstance(value, bool) and not isinstance(old, bool)):
             raise UsageError(
                 f"{path + key!r} cannot be {value!r}", where="--set", fix=f"its default is {_plain(old)}"
             )
@@ -279,6 +276,15 @@ def _override(config: T, changes: Mapping[str, Any], path: str) -> T:
             value = _tuples(value)
         values[key] = value
     return replace(config, **values)
+
+
+def _accepted(default: Any) -> tuple[type, ...]:
+    """The JSON types that a field with this default takes."""
+    if is_dataclass(default):
+        return (dict,)
+    if isinstance(default, tuple):
+        return (list, tuple)
+    return (int, float) if isinstance(default, float) else (type(default),)
 
 
 def draft_config(values: Mapping[str, Any]) -> DraftConfig:
