@@ -52,6 +52,14 @@ def run(path: Path, *, full: bool, threads: int) -> None:
         )
     for c in shown:
         print(f"{c.what:18} {c.tokens:3} {c.largest:10.2e} {c.relative:10.2e} {c.differs:14}")
+    print(
+        f"keys and values of the first {check.FIRST_LAYERS} layers differ by {report.cache_difference:.1e} at most"
+    )
+    if not check.is_float(meta):
+        print(
+            f"noise of {check.NOISE:g} on its embeddings moves the reference by {report.sensitivity:.1e}; "
+            f"the bound on `relative` is {report.bound:.1e}"
+        )
     if not report.passed:
         raise SpecdecError("the artefact does not do what the reference does", where=str(path))
     print("identical within the bounds: yes")

@@ -20,6 +20,7 @@ from specdec_ref.export.executorch import Options, build_graph, write_executorch
 from specdec_ref.export.executorch.check import check
 from specdec_ref.export.executorch.native import Decoder, NativeError, Pte
 from specdec_ref.export.executorch.pieces import Template
+from specdec_ref.quiet import quiet_libraries
 from specdec_ref.runner import Runner
 from specdec_ref.sampling import Sampling
 from tests.helpers.errors import leftovers
@@ -243,17 +244,17 @@ def test_a_draft_for_another_tokenizer_is_refused(export: Export, tmp_path: Path
 
 def test_pieces_written_without_the_passes_are_those_written_with_them() -> None:
     """The exporter skips XNNPACK's passes over a piece: they must have nothing to do in it, at every precision."""
-    from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
+    with quiet_libraries():
+        from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 
     loaded = exportable(7, num_hidden_layers=2)
     for precision in ("fp32", "int8", "int4"):
         graph = build_graph(loaded, None, Options(precision, context=64))
         piece = graph.middle[0]
-        template = Template(piece, (64, 64), 17)
-        assert (
-            template.lower(piece).processed_bytes
-            == XnnpackBackend.preprocess(template._program, []).processed_bytes
-        )
+        with quiet_libraries():
+            template = Template(piece, (64, 64), 17)
+            whole = XnnpackBackend.preprocess(template._program, []).processed_bytes
+            assert template.lower(piece).processed_bytes == whole
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:

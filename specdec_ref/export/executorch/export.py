@@ -55,7 +55,9 @@ def build_graph(loaded: LoadedModel, tokenizer: Tokenizer | None, options: Optio
     rows = None
     if model.head_ids is None and tokenizer is not None:
         rows = min(model.config.vocab_size, tokenizer.vocab_size)
-    with torch.no_grad():
+    with quiet_libraries(), torch.no_grad():
+        if not (body.is_float and head.is_float):
+            import torchao.quantization  # noqa: F401  (it has a lot to say when it is first imported)
         graph = Graph(model, context, body, head, embedding_int8=not body.is_float, rows=rows)
     return graph.eval().requires_grad_(False)
 

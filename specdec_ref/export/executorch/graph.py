@@ -36,6 +36,9 @@ class Graph(nn.Module):
         rows: of a whole output head that stand for tokens; the rest is padding and is left out.
     """
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(
         self,
         model: Decoder,
@@ -100,6 +103,9 @@ def as_tuple(outputs: Tensor | tuple[Tensor, ...] | list[Tensor]) -> tuple[Tenso
 
 class Embedding(nn.Module):
     """Rows of a table, in float32 or as 8-bit codes, symmetric about zero, with one scale per row."""
+
+    table: Tensor
+    scale: Tensor | None
 
     def __init__(self, table: Tensor, *, int8: bool) -> None:
         super().__init__()
@@ -176,6 +182,10 @@ class Last(nn.Module):
 
 class RmsNorm(nn.Module):
     """RMSNorm; the mean of squares is a product with a constant row, epsilon its bias."""
+
+    gain: Tensor
+    mean: Tensor
+    eps: Tensor
 
     def __init__(self, norm: Norm) -> None:
         super().__init__()

@@ -114,6 +114,9 @@ def _own(tensor: Tensor) -> Tensor:
 class FloatLinear(nn.Module):
     """x @ weight.T + bias."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
@@ -126,6 +129,11 @@ class FloatLinear(nn.Module):
 
 class QuantLinear(nn.Module):
     """Each token's activations are rounded to 255 levels over their own range, then multiplied by integer weights."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor
+    bias: Tensor | None
 
     def __init__(self, weight: Codes, bias: Tensor | None, bits: int) -> None:
         super().__init__()

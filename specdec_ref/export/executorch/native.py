@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -80,7 +80,7 @@ class Native:
             text=True,
         )
 
-    def __enter__(self) -> Native:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,9 +145,6 @@ class Pte(Native):
             raise
         self.metadata: dict[str, Any] = self.info["metadata"]
         self._logits = logits.open("rb")
-
-    def __enter__(self) -> Pte:
-        return self
 
     def close(self) -> None:
         super().close()
