@@ -271,7 +271,7 @@ def _override(config: T, changes: Mapping[str, Any], path: str) -> T:
         if is_dataclass(old) and isinstance(value, Mapping):
             value = _override(old, value, f"{path}{key}.")
         elif key == "drafts":
-            value = tuple(draft_config(item) for item in value)
+            value = tuple(draft_config(item) for item in changes[key])
         elif isinstance(old, tuple):
             value = _tuples(value)
         values[key] = value
