@@ -133,6 +133,7 @@ class Pte(Native):
     """
 
     def __init__(self, path: Path, *, context: int = 2048, threads: int = 1) -> None:
+        tool("specdec_pte")  # before there is anything to clean up
         self._folder = tempfile.TemporaryDirectory(prefix="specdec-pte-")
         logits = Path(self._folder.name) / "logits.f32"
         super().__init__(

@@ -39,8 +39,10 @@ class Template:
         inputs = tuple(torch.zeros(min(most, 3), width) for width in widths)
         tokens = torch.export.Dim("T", min=1, max=most)
         dynamic = tuple({0: tokens} for _ in inputs) if most > 1 else None
-        self._program: Any = torch.export.export(piece, inputs, dynamic_shapes=dynamic)
-        self._shapes: Any = torch.export.export(_Shapes(piece(*inputs)), inputs, dynamic_shapes=(dynamic,))
+        with torch.no_grad():  # otherwise torchao's own no_grad blocks become part of the program
+            self._program: Any = torch.export.export(piece, inputs, dynamic_shapes=dynamic)
+            shapes = _Shapes(piece(*inputs))
+            self._shapes: Any = torch.export.export(shapes, inputs, dynamic_shapes=(dynamic,))
         for node in self._operators():
             if isinstance(node.target, torch._ops.OpOverload):
                 node.target = aten_to_edge(node.target)
