@@ -7,8 +7,8 @@
  *  - Handles are opaque. NULL where a handle or pointer is needed is SPECDEC_INVALID_ARGUMENT, not a crash;
  * *_destroy(NULL) does nothing.
  *  - An engine serves one thread at a time (a second generation or reset gets SPECDEC_BUSY). What the last
- * generation left (tokens, rounds, telemetry) is to be read when it has ended, not beside it. Tokenizers may be
- * shared by threads, streams may not. Cancel tokens are for any thread.
+ * generation left (tokens, rounds, telemetry) is to be read when it has ended, not beside it. Tokenizers may
+ * be shared by threads, streams may not. Cancel tokens are for any thread.
  */
 #ifndef SPECDEC_H
 #define SPECDEC_H
@@ -111,8 +111,8 @@ typedef struct specdec_cancel_token specdec_cancel_token;
 specdec_status specdec_engine_create(const specdec_runner* target, const specdec_runner* draft,
                                      specdec_engine** out);
 void specdec_engine_destroy(specdec_engine* engine);
-/* The engine is as new, whatever happened before; the lookahead cap stays. The draft starts over with the next
- * generation. */
+/* The engine is as new, whatever happened before; the lookahead cap stays. The draft starts over with the
+ * next generation. */
 specdec_status specdec_engine_reset(specdec_engine* engine);
 /* Upper limit of K for rounds to come, from a thermal governor. From any thread, also while the engine
  * generates. */
