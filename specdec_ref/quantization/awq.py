@@ -42,7 +42,7 @@ class Inputs:
 
     Attributes:
         gram: [in, in], the mean of x^T x over tokens.
-        magnitude: [in], the mean of |x|.
+        magnitude: [in], the mean magnitude of each input.
     """
 
     gram: Tensor
