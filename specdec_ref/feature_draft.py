@@ -77,11 +77,11 @@ class FeatureDraft(Stack):
 
     def check_fits(self, target: Stack) -> None:
         """Raise `UsageError` unless this target has the blocks that the draft reads, in its width."""
-        c, t = self.config, target.config
-        if t.hidden_size != c.target_width or max(c.taps) > t.num_hidden_layers:
+        c, width, blocks = self.config, target.config.hidden_size, len(target.layers)
+        if width != c.target_width or max(c.taps) > blocks:
             raise UsageError(
                 f"the draft reads features of width {c.target_width} after {max(c.taps)} blocks, the target has "
-                f"{t.num_hidden_layers} blocks of width {t.hidden_size}",
+                f"{blocks} blocks of width {width}",
                 fix="use the target that the draft was trained with",
             )
 

@@ -4,7 +4,7 @@ In float64 strictly. In float32 the same logits computed alone and inside a long
 difference of two texts is legal only where the plain loop's two best logits are closer than the largest such difference
 measured in the same test, and it is printed.
 
-By default every prompt of the kit's set is decoded for 10 tokens with one (K, drafter) each, all combinations taking turns.
+By default every prompt of the kit's set is decoded for 6 tokens with one (K, drafter) each, all combinations taking turns.
 `python -m tests.full_sweep` decodes every prompt for 128 tokens with every K and both drafters; its last report is
 `assets/results/losslessness.json`.
 """
@@ -29,7 +29,7 @@ from tests.helpers.greedy_agreement import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
-TOKENS, TOKENS_FLOAT64 = 10, 14
+TOKENS, TOKENS_FLOAT64 = 6, 14
 
 
 @pytest.fixture(scope="module")

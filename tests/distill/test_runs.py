@@ -214,7 +214,7 @@ def test_another_runs_checkpoint_is_not_continued(copy: Path) -> None:
 
 
 def test_unknown_runs_and_impossible_settings_are_bad_use(finished: Path) -> None:
-    assert "choose one of smoke, h200" in complaint(UsageError, lambda: load_config("large"))
+    assert "choose one of smoke, smoke-feature, h200" in complaint(UsageError, lambda: load_config("large"))
     assert "--set" in complaint(UsageError, lambda: load_config("smoke", "{"))
     assert "JSON object" in complaint(UsageError, lambda: load_config("smoke", "[1]"))
 
