@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec_ref.errors import UsageError
 from specdec_ref.model import Decoder, Layer, ModelConfig, Stack, rope_table, tap
 
 _compiled: dict[str, Callable[..., Any]] = {}
@@ -87,7 +88,10 @@ class Trunk:
     def __init__(self, model: Stack, positions: int, dtype: torch.dtype, *, fuse: bool = False) -> None:
         c = model.config
         if c.qk_norm or c.o_bias or c.mlp_bias:
-            raise NotImplementedError("distillation supports Llama and Qwen2 shapes")
+            raise UsageError(
+                "distillation knows no q/k norms, and no biases but those of q, k and v",
+                fix="take a target of the Llama or Qwen2 family",
+            )
         self.model, self.dtype, self.fuse = model, dtype, fuse
         self.cos, self.sin = rope_table(c, positions, torch.empty(0, device=next(model.parameters()).device))
 

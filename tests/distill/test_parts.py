@@ -19,6 +19,7 @@ from specdec_ref.distill.losses import HeadLoss, Mix, head_loss_autograd, mix_at
 from specdec_ref.distill.target import RANDOM, random_decoder
 from specdec_ref.distill.texts import prompts_folder, random_texts, read_prompts
 from specdec_ref.errors import UsageError
+from specdec_ref.model import Decoder
 from specdec_ref.rng import Purpose, Uniforms
 
 DRAFT = SMOKE.drafts[0].model(RANDOM.vocab_size)
@@ -34,6 +35,11 @@ def reduced_draft():
     model.head_ids.copy_(ids)
     model.head.weight.copy_(model.embed[ids])
     return model
+
+
+def test_a_target_with_q_k_norms_is_refused():
+    with pytest.raises(UsageError, match="q/k norms"):
+        Trunk(Decoder(dataclasses.replace(RANDOM, qk_norm=True)), 8, torch.float32)
 
 
 def test_trunk_equals_decoder_forward():
